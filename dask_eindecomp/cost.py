@@ -1,0 +1,280 @@
+"""What a choice costs, in exact counts.
+
+Two families stand side by side.  The *published* formulas count floats moved when nobody knows where tiles lie; they
+are what EinDecomp was defined with (arXiv 2410.02682, section 8) and are kept exact, as fractions where grids do not
+nest.  The *traffic* functions count what Dask moves: slices instead of tiles, a tile that lies where it is needed for
+nothing.  Everything is a Python integer: NumPy's int64 wraps at real sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from dask_eindecomp.expression import Expression
+from dask_eindecomp.partition import Chunks, Cut, boundaries
+
+__all__ = [
+    "Traffic",
+    "aggregate_traffic",
+    "given_traffic",
+    "join_traffic",
+    "largest_overlap",
+    "nests",
+    "paper_aggregate",
+    "paper_join",
+    "paper_repartition",
+    "repartition_traffic",
+    "stays",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one step of a plan moves and computes, counted exactly.
+
+    >>> (Traffic(nbytes=64, peak_nbytes=9) + Traffic(nbytes=16, peak_nbytes=7)).peak_nbytes
+    9
+    """
+
+    nbytes: int = 0
+    """Bytes that must reach a worker which does not yet hold them."""
+    messages: int = 0
+    """Block-sized transfers; each pays the link's latency once."""
+    flops: int = 0
+    """Joins evaluated (one multiply-add each in a contraction), over all tiles together."""
+    tasks: int = 0
+    """Dask tasks, inputs not counted."""
+    peak_nbytes: int = 0
+    """Largest memory of one worker; sums take the larger."""
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.nbytes + other.nbytes,
+            self.messages + other.messages,
+            self.flops + other.flops,
+            self.tasks + other.tasks,
+            max(self.peak_nbytes, other.peak_nbytes),
+        )
+
+    def to_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def paper_join(expression: Expression, extents: Mapping[str, int], parts: Mapping[str, int]) -> int:
+    """Floats the join moves: every input once for each cut of a label it lacks.
+
+    >>> paper_join(Expression.parse("ij,jk->ik"), {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2})
+    1024
+    """
+    return sum(
+        prod(extents[label] for label in labels)
+        * prod(parts[label] for label in expression.labels if label not in labels)
+        for labels in expression.operands
+    )
+
+
+def paper_aggregate(expression: Expression, extents: Mapping[str, int], parts: Mapping[str, int]) -> int:
+    """Floats the aggregate moves: all partial results of a tile but one.
+
+    >>> paper_aggregate(Expression.parse("ij,jk->ik"), {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2})
+    256
+    """
+    partials = prod(parts[label] for label in expression.contracted)
+    return prod(extents[label] for label in expression.output) * (partials - 1)
+
+
+def paper_repartition(shape: tuple[int, ...], produced: tuple[int, ...], consumed: tuple[int, ...]) -> Fraction:
+    """Floats moved from a grid of ``produced`` parts an axis to one of ``consumed``.
+
+    >>> paper_repartition((8, 8), (4, 1), (1, 4)), paper_repartition((8, 8), (2, 2), (2, 2))
+    (Fraction(448, 1), Fraction(0, 1))
+    """
+    if produced == consumed:
+        return Fraction(0)
+    size = prod(shape)
+    if not size:
+        return Fraction(0)
+    meeting = Fraction(size, prod(map(max, produced, consumed)))
+    return size * Fraction(size, prod(produced)) / meeting + size * (Fraction(size, prod(consumed)) / meeting - 1)
+
+
+def join_traffic(
+    expression: Expression, extents: Mapping[str, int], parts: Mapping[str, int], itemsizes: tuple[int, ...]
+) -> Traffic:
+    """What the join ships beyond one copy of each input tile: the all-gather of the grid.
+
+    ``itemsizes`` are the bytes of one element of each operand.
+
+    >>> matmul = Expression.parse("ij,jk->ik")
+    >>> join_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, (8, 8)).nbytes
+    4096
+    """
+    nbytes = messages = 0
+    for labels, itemsize in zip(expression.operands, itemsizes):
+        distinct = tuple(dict.fromkeys(labels))  # a diagonal's tiles off it are never read
+        copies = prod(parts[label] for label in expression.labels if label not in labels) - 1
+        nbytes += prod(extents[label] for label in distinct) * itemsize * copies
+        messages += prod(parts[label] for label in distinct) * copies
+    return Traffic(nbytes=nbytes, messages=messages, flops=prod(extents.values()), tasks=prod(parts.values()))
+
+
+def aggregate_traffic(
+    expression: Expression, extents: Mapping[str, int], parts: Mapping[str, int], itemsize: int
+) -> Traffic:
+    """What the aggregate ships: every partial result but the one already in place.
+
+    >>> matmul = Expression.parse("ij,jk->ik")
+    >>> aggregate_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, 8)
+    Traffic(nbytes=2048, messages=4, flops=256, tasks=4, peak_nbytes=0)
+    """
+    partials = prod(parts[label] for label in expression.contracted)
+    if partials == 1:
+        return Traffic()
+    size = prod(extents[label] for label in expression.output)
+    tiles = prod(parts[label] for label in expression.output)
+    return Traffic(
+        nbytes=size * (partials - 1) * itemsize,
+        messages=tiles * (partials - 1),
+        flops=size * (partials - 1),
+        tasks=tiles,
+    )
+
+
+@lru_cache(maxsize=65536)
+def largest_overlap(produced: Cut, consumed: Cut) -> int:
+    """Most elements that one chunk of either cut shares with one of the other.
+
+    >>> largest_overlap((5, 5), (4, 3, 3))
+    4
+    """
+    return int(_overlaps(produced, consumed).max())
+
+
+@lru_cache(maxsize=65536)
+def nests(produced: Cut, consumed: Cut) -> bool:
+    """Whether every consumed chunk is a union of whole produced chunks.
+
+    >>> nests((2, 2, 2), (4, 2)), nests((4, 2), (2, 2, 2))
+    (True, False)
+    """
+    return set(boundaries(consumed)) <= set(boundaries(produced))
+
+
+def _overlaps(produced: Cut, consumed: Cut) -> np.ndarray:
+    """Elements that each produced chunk shares with each consumed one, ``len(produced)`` by ``len(consumed)``."""
+    one, two = np.array(boundaries(produced), dtype=np.int64), np.array(boundaries(consumed), dtype=np.int64)
+    start = np.maximum(one[:-1, None], two[None, :-1])
+    stop = np.minimum(one[1:, None], two[None, 1:])
+    return np.maximum(stop - start, 0)
+
+
+def stays(produced: Chunks, consumed: Chunks, workers: int) -> int:
+    """Elements that need not move between two grids, owners chosen at best.
+
+    With one tile a worker that is ``min(tiles, tiles) * largest intersection`` (exact where grids nest).  Where a
+    side has more tiles than workers, each worker holds several: they are taken to form the coarser grid that lines
+    up best with the other side.
+
+    >>> stays(((2, 2, 2, 2), (8,)), ((8,), (2, 2, 2, 2)), workers=4)
+    16
+    >>> stays(((1,) * 8, (8,)), ((2,) * 4, (8,)), workers=4)
+    64
+    """
+    size = prod(sum(chunks) for chunks in produced)
+    if produced == consumed:
+        return size
+    some, other = prod(map(len, produced)), prod(map(len, consumed))
+    meeting = Fraction(prod(largest_overlap(p, c) for p, c in zip(produced, consumed)))
+    finer = Fraction(prod(max(Fraction(len(p), len(c)), Fraction(1)) for p, c in zip(produced, consumed)))
+    coarser = Fraction(prod(max(Fraction(len(c), len(p)), Fraction(1)) for p, c in zip(produced, consumed)))
+    owners_some, owners_other = min(some, workers), min(other, workers)
+    grown = min(Fraction(some, owners_some), finer) * min(Fraction(other, owners_other), coarser)
+    return min(int(min(owners_some, owners_other) * meeting * grown), size)
+
+
+@lru_cache(maxsize=65536)
+def axis_pieces(produced: Cut, consumed: Cut) -> tuple[int, int]:
+    """Pieces one axis falls into when both cuts are made, and how many of them are whole produced chunks.
+
+    >>> axis_pieces((4, 4), (2, 6))
+    (3, 1)
+    """
+    overlap = _overlaps(produced, consumed)
+    lengths = np.array(produced)[:, None]
+    return int((overlap > 0).sum()), int(((overlap == lengths) & (overlap > 0)).sum())
+
+
+def repartition_tasks(produced: Chunks, consumed: Chunks) -> int:
+    """Slices that have to be cut: pieces of blocks that a consumed tile takes a part of.
+
+    >>> repartition_tasks(((4, 4),), ((2, 2, 2, 2),)), repartition_tasks(((2, 2, 2, 2),), ((4, 4),))
+    (4, 0)
+    """
+    counts = [axis_pieces(p, c) for p, c in zip(produced, consumed)]
+    return prod(pieces for pieces, _ in counts) - prod(whole for _, whole in counts)
+
+
+def repartition_traffic(produced: Chunks, consumed: Chunks, itemsize: int, workers: int) -> Traffic:
+    """What is shipped from one grid to another when only missing slices travel, at best overlap.
+
+    Rows to columns over P workers moves ``(1 - 1/P)`` of the tensor, where the published formula charges
+    ``2P - 1`` times all of it.
+
+    >>> repartition_traffic(((2, 2, 2, 2), (8,)), ((8,), (2, 2, 2, 2)), itemsize=1, workers=4).nbytes
+    48
+    """
+    if produced == consumed:
+        return Traffic()
+    size = prod(sum(chunks) for chunks in produced)
+    missing = size - stays(produced, consumed, workers)
+    tasks = repartition_tasks(produced, consumed)
+    return Traffic(nbytes=missing * itemsize, messages=tasks if missing else 0, tasks=tasks)
+
+
+def spread(blocks: int, workers: int) -> tuple[int, ...]:
+    """Owner of each of ``blocks`` blocks, row-major runs of them spread evenly.
+
+    >>> spread(5, 2)
+    (0, 0, 0, 1, 1)
+    """
+    return tuple(block * workers // blocks for block in range(blocks))
+
+
+@lru_cache(maxsize=65536)
+def given_traffic(
+    chunks: Chunks, owners: tuple[int, ...] | None, consumed: Chunks, itemsize: int, workers: int
+) -> Traffic:
+    """What is shipped from blocks that lie where they lie to a grid of tiles, each tile placed where most of it is.
+
+    ``owners`` are the blocks' workers in row-major order; None is rows of blocks spread evenly.  Tiles are dealt out
+    evenly, the largest overlap first.
+
+    >>> given_traffic(((4, 4), (4, 4)), None, ((4, 4), (4, 4)), itemsize=1, workers=4).nbytes
+    0
+    """
+    blocks = prod(map(len, chunks))
+    tiles = prod(map(len, consumed))
+    held = np.zeros((workers, tiles), dtype=np.float64)
+    overlap = np.ones((1, 1))
+    for produced, wanted in zip(chunks, consumed):
+        overlap = np.kron(overlap, _overlaps(produced, wanted).astype(np.float64))
+    np.add.at(held, np.array(spread(blocks, workers) if owners is None else owners), overlap)
+    sizes = overlap.sum(axis=0)
+    room = np.full(workers, -(-tiles // workers))
+    nbytes = 0
+    todo = np.ones(tiles, dtype=bool)
+    for flat in np.argsort(-held, axis=None, kind="stable"):
+        worker, tile = divmod(int(flat), tiles)
+        if todo[tile] and room[worker]:
+            todo[tile] = False
+            room[worker] -= 1
+            nbytes += int(sizes[tile] - held[worker, tile])
+    tasks = repartition_tasks(chunks, consumed)
+    return Traffic(nbytes=nbytes * itemsize, messages=max(tasks, tiles if nbytes else 0), tasks=tasks)

@@ -1,0 +1,139 @@
+"""How axes are cut.
+
+A *cut* is the tuple of lengths one axis falls into (Dask's chunks of one axis).  A *partition* gives every label of
+an expression a cut; the tiles of the expression are the product of its cuts.  The planner mostly proposes balanced
+cuts, and beside them the cuts that arrays already have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from math import prod
+
+from dask_eindecomp.expression import Labels
+
+__all__ = ["Chunks", "Cut", "Partition", "PartitionError", "boundaries", "cut", "viable"]
+
+Cut = tuple[int, ...]
+Chunks = tuple[Cut, ...]
+
+
+class PartitionError(ValueError):
+    """An axis that cannot be cut as asked."""
+
+
+@lru_cache(maxsize=65536)
+def cut(extent: int, parts: int) -> Cut:
+    """Cut ``extent`` elements into ``parts`` chunks that differ by at most one.
+
+    Longer chunks come first, so equal cuts of equal axes always line up.
+
+    >>> cut(10, 4)
+    (3, 3, 2, 2)
+    """
+    most = max(extent, 1)  # an empty axis is one empty chunk
+    if not 1 <= parts <= most:
+        raise PartitionError(f"cannot cut {extent} elements into {parts} parts; expected 1 to {most}")
+    short, longer = divmod(extent, parts)
+    return (short + 1,) * longer + (short,) * (parts - longer)
+
+
+@lru_cache(maxsize=65536)
+def boundaries(chunks: Cut) -> tuple[int, ...]:
+    """Where the chunks of one axis begin, and where the last one ends.
+
+    >>> boundaries((3, 3, 2))
+    (0, 3, 6, 8)
+    """
+    return (0, *accumulate(chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The cut of every label of one expression.
+
+    >>> p = Partition.balanced({"i": 4, "j": 6}, {"i": 2, "j": 3})
+    >>> p.tiles, p.parts, p.grid(("j", "i"))
+    (6, {'i': 2, 'j': 3}, ((2, 2, 2), (2, 2)))
+    """
+
+    cuts: tuple[tuple[str, Cut], ...]
+    """Label and cut, in the order of the expression's labels."""
+
+    @classmethod
+    def balanced(cls, extents: Mapping[str, int], parts: Mapping[str, int]) -> Partition:
+        """The balanced partition with so many parts a label; labels not named stay whole."""
+        return cls(tuple((label, cut(extent, parts.get(label, 1))) for label, extent in extents.items()))
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """How many parts each label is cut into."""
+        return {label: len(chunks) for label, chunks in self.cuts}
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles: the product of the parts."""
+        return prod(len(chunks) for _, chunks in self.cuts)
+
+    def grid(self, labels: Labels) -> Chunks:
+        """Chunks of a tensor whose axes have these labels."""
+        cuts = dict(self.cuts)
+        return tuple(cuts[label] for label in labels)
+
+
+def divisors(number: int) -> list[int]:
+    """Every divisor, smallest first.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def factorisations(number: int, limits: tuple[int, ...], divide: bool) -> Iterator[tuple[int, ...]]:
+    """Ordered factorisations of ``number``, one factor an axis, none above the axis' extent.
+
+    With ``divide`` a factor must divide its extent, as in the published planner; else any balanced cut will do.
+    """
+    if not limits:
+        if number == 1:
+            yield ()
+        return
+    extent = limits[0]
+    for parts in divisors(number):
+        if parts <= max(extent, 1) and (not divide or extent % parts == 0):
+            for rest in factorisations(number // parts, limits[1:], divide):
+                yield (parts, *rest)
+
+
+def viable(extents: Mapping[str, int], tiles: int, divide: bool = False) -> list[dict[str, int]]:
+    """Every way to cut the labels into exactly ``tiles`` tiles: parts by label.
+
+    If there is none, the largest feasible number of tiles below is used.
+
+    >>> viable({"i": 4, "j": 2}, 4)
+    [{'i': 2, 'j': 2}, {'i': 4, 'j': 1}]
+    >>> viable({"i": 2, "j": 2, "k": 2}, 16, divide=True)
+    [{'i': 2, 'j': 2, 'k': 2}]
+
+    Raises
+    ------
+    PartitionError
+        If ``tiles`` is not positive.
+    """
+    if tiles < 1:
+        raise PartitionError(f"cannot cut an expression into {tiles} tiles; expected at least 1")
+    wide = {label: extent for label, extent in extents.items() if extent > 1}
+    power = tiles & (tiles - 1) == 0
+    number = tiles
+    while number >= 1:
+        found = list(factorisations(number, tuple(wide.values()), divide))
+        if found:
+            return [{label: 1 for label in extents} | dict(zip(wide, parts)) for parts in found]
+        # halving keeps the published candidates: powers of two fall back to powers of two
+        number = number // 2 if power and divide else number - 1
+    raise AssertionError("one tile is always viable")

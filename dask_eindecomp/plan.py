@@ -1,0 +1,226 @@
+"""The decision, readable: what was chosen for each expression, what it costs, and why."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dask_eindecomp.cost import Traffic
+from dask_eindecomp.partition import Partition
+from dask_eindecomp.topology import Topology
+
+__all__ = ["Choice", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one expression is cut."""
+
+    name: str
+    """Name of the expression."""
+    einsum: str
+    """What it computes."""
+    cuts: Partition
+    """The cut of every label."""
+    join: Traffic = Traffic()
+    """What the join ships and computes."""
+    aggregate: Traffic = Traffic()
+    """What combining partial results ships and computes."""
+    repartition: Traffic = Traffic()
+    """What cutting its operands anew ships."""
+    seconds: float = 0.0
+    """Estimated seconds, its share of the tasks included."""
+    reason: str = ""
+    """Why this partition."""
+    title: str = ""
+    """The name a reader is shown."""
+
+    @property
+    def partition(self) -> dict[str, int]:
+        """Parts by label."""
+        return self.cuts.parts
+
+    @property
+    def tiles(self) -> int:
+        """Kernel calls."""
+        return self.cuts.tiles
+
+    @property
+    def traffic(self) -> Traffic:
+        """Join, aggregate and repartition together."""
+        return self.join + self.aggregate + self.repartition
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One partition for every expression of a graph, at the least total cost.
+
+    ``print(plan)`` shows a table; in a notebook a plan shows itself as one.
+    """
+
+    choices: tuple[Choice, ...]
+    """One choice an expression, in topological order."""
+    cost: float
+    """The figure minimised: floats (``"paper"``), bytes (``"bytes"``) or seconds (``"seconds"``)."""
+    objective: str
+    """Which of the three."""
+    topology: Topology
+    """The machines planned for."""
+    gap: float = 0.0
+    """0.0 if proven optimal, else a bound on ``cost / optimum - 1``."""
+    delivery: Traffic = Traffic()
+    """What cutting the results into the chunks they were promised in costs."""
+    baseline: Traffic | None = None
+    """Traffic of the graph as it came, same model; None if it has none."""
+    baseline_seconds: float | None = None
+    """Estimated seconds of the graph as it came."""
+    left_alone: tuple[tuple[str, str], ...] = ()
+    """Layers that were not planned, each with the reason."""
+    verdict: str = ""
+    """Whether the plan would be applied, in words."""
+    partitions: Mapping[str, Partition] = field(init=False, compare=False, repr=False)
+    """The cut of every expression, by name."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partitions", {choice.name: choice.cuts for choice in self.choices})
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the whole plan moves and computes."""
+        return sum((choice.traffic for choice in self.choices), self.delivery)
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds of the whole plan."""
+        delivery = self.topology.move_seconds(self.delivery)
+        return sum(choice.seconds for choice in self.choices) + delivery
+
+    @property
+    def is_cheaper(self) -> bool:
+        """Whether the plan is estimated to take less time than the graph as it came."""
+        return self.baseline_seconds is not None and self.seconds < self.baseline_seconds
+
+    def to_json(self) -> str:
+        """The plan as JSON text: choices, totals, what was left alone."""
+        record = {
+            "objective": self.objective,
+            "cost": self.cost,
+            "gap": self.gap,
+            "seconds": self.seconds,
+            "verdict": self.verdict,
+            "traffic": self.traffic.to_dict(),
+            "baseline": self.baseline.to_dict() if self.baseline else None,
+            "baseline_seconds": self.baseline_seconds,
+            "workers": self.topology.workers,
+            "threads": self.topology.threads,
+            "left_alone": [list(pair) for pair in self.left_alone],
+            "choices": [
+                {
+                    "name": choice.name,
+                    "title": choice.title,
+                    "einsum": choice.einsum,
+                    "partition": choice.partition,
+                    "tiles": choice.tiles,
+                    "join": choice.join.to_dict(),
+                    "aggregate": choice.aggregate.to_dict(),
+                    "repartition": choice.repartition.to_dict(),
+                    "seconds": choice.seconds,
+                    "reason": choice.reason,
+                }
+                for choice in self.choices
+            ],
+        }
+        return json.dumps(record, indent=2)
+
+    @property
+    def _header(self) -> tuple[str, ...]:
+        return ("expression", "einsum", "partition", "tiles", "join", "aggregate", "repartition", "seconds", "why")
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                choice.title or choice.name,
+                choice.einsum,
+                " ".join(f"{label}:{parts}" for label, parts in choice.partition.items() if parts > 1) or "whole",
+                str(choice.tiles),
+                readable_bytes(choice.join.nbytes),
+                readable_bytes(choice.aggregate.nbytes),
+                readable_bytes(choice.repartition.nbytes),
+                f"{choice.seconds:.3g}",
+                choice.reason,
+            )
+            for choice in self.choices
+        ]
+
+    @property
+    def _totals(self) -> list[str]:
+        machines = f"{self.topology.workers} worker{'s' * (self.topology.workers > 1)}"
+        machines += f" x {self.topology.threads} thread{'s' * (self.topology.threads > 1)}"
+        lines = [
+            f"planned for {machines}, objective {self.objective}: cost {self.cost:.6g}, "
+            + ("proven optimal" if not self.gap else f"within {self.gap:.1%} of the optimum"),
+            f"plan:       {_total(self.traffic, self.seconds)}",
+        ]
+        if self.baseline is not None and self.baseline_seconds is not None:
+            lines.append(f"as it came: {_total(self.baseline, self.baseline_seconds)}")
+        if self.verdict:
+            lines.append(self.verdict)
+        return lines
+
+    def __str__(self) -> str:
+        lines = list(self._totals)
+        if self.choices:
+            rows = [self._header, *self._rows]
+            widths = [max(len(row[column]) for row in rows) for column in range(len(self._header))]
+            numbers = {3, 4, 5, 6, 7}
+            table = [
+                "  ".join(
+                    cell.rjust(width) if column in numbers else cell.ljust(width)
+                    for column, (cell, width) in enumerate(zip(row, widths))
+                ).rstrip()
+                for row in rows
+            ]
+            lines = [table[0], "-" * len(table[0]), *table[1:], "", *lines]
+        for layer, reason in self.left_alone:
+            lines.append(f"left alone: {layer}: {reason}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._header)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows
+        )
+        totals = "".join(f"<p>{html.escape(line)}</p>" for line in self._totals)
+        alone = "".join(
+            f"<li><code>{html.escape(layer)}</code>: {html.escape(reason)}</li>" for layer, reason in self.left_alone
+        )
+        return (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{totals}"
+            + (f"<p>Left alone:</p><ul>{alone}</ul>" if alone else "")
+        )
+
+
+def readable_bytes(nbytes: int) -> str:
+    """Bytes with a unit.
+
+    >>> readable_bytes(0), readable_bytes(41_000_000)
+    ('0', '41.0 MB')
+    """
+    if nbytes < 1000:
+        return f"{nbytes} B" if nbytes else "0"
+    size = float(nbytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size:.1f} TB"
+
+
+def _total(traffic: Traffic, seconds: float) -> str:
+    return (
+        f"{traffic.tasks} tasks, {readable_bytes(traffic.nbytes)} between workers, "
+        f"{traffic.flops:.3g} joins, about {seconds:.3g} s"
+    )
