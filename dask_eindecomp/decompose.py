@@ -212,18 +212,11 @@ class _Pricing:
         step = self.edge_traffic(source, {}, wanted)
         return float(step.nbytes) if self.objective == "bytes" else self.topology.move_seconds(step)
 
-    def may_inline(self, source: str, reader: Node) -> bool:
-        """Whether a tile of ``source`` can be computed inside the one task that reads it."""
-        if self.objective != "seconds" or source in self.graph.inputs or reader.kernel != "stream":
-            return False
-        leaves = any(output.source == source for output in self.graph.outputs)
-        return not leaves and len(self.graph.readers[source]) == 1 and not reader.expression.contracted
-
     def saved_tasks(
         self, source: str, partitions: Mapping[str, Partition], reader: Node, mine: Partition, wanted: Chunks
     ) -> int:
         """Tasks of ``source`` that run inside those of its reader."""
-        if not self.may_inline(source, reader):
+        if not self.graph.may_inline(source, reader.name):
             return 0
         theirs = partitions[source]
         grid = theirs.grid(self.graph.nodes[source].expression.output)
@@ -379,7 +372,7 @@ def _edge(
     grids, rows, which = theirs.project(producer.expression.output)
     wanted, columns, mine_which = mine.project(labels)
     table = _between(pricing, producer, theirs, rows, mine, labels, columns)[which][:, mine_which]
-    if pricing.may_inline(source, reader):
+    if pricing.objective == "seconds" and pricing.graph.may_inline(source, reader.name):
         blocks = np.array([prod(map(len, grid)) for grid in grids])[which]
         their_tiles, my_tiles = _tile_counts(theirs), _tile_counts(mine)
         aligned = np.array([[grid == other for other in wanted] for grid in grids])[which][:, mine_which]

@@ -107,6 +107,8 @@ class EinGraph:
     """For every tensor the nodes that read it and as which operand."""
 
     def __post_init__(self) -> None:
+        for node in self.nodes.values():
+            assert set(dict(node.extents)) == set(node.expression.labels), node.name
         readers: dict[str, list[tuple[str, int]]] = {name: [] for name in (*self.inputs, *self.nodes)}
         for node in self.nodes.values():
             for position, source in enumerate(node.inputs):
@@ -181,6 +183,19 @@ class EinGraph:
     def itemsize(self, name: str) -> int:
         """Bytes of one element."""
         return np.dtype(self.dtype(name)).itemsize
+
+    def may_inline(self, source: str, reader: str) -> bool:
+        """Whether a tile of ``source`` may be computed inside the task of its only reader, an elementwise one.
+
+        Nothing is computed twice and nothing runs later than it has to: the reader needs that tile alone.
+        """
+        if source in self.inputs or len(self.readers[source]) != 1:
+            return False
+        node = self.nodes[reader]
+        contracted = node.expression.contracted
+        if node.kernel != "stream" or any(extent > 1 for label, extent in node.extents if label in contracted):
+            return False
+        return all(output.source != source for output in self.outputs)
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor, one copy."""

@@ -1,0 +1,110 @@
+"""What a user calls beside the hook: ``explain`` and ``optimize``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import dask.array as da
+from dask.base import is_dask_collection
+from dask.highlevelgraph import HighLevelGraph
+
+from dask_eindecomp.hook import EinDecomp, apply, free_name, warn_of_query_planning
+from dask_eindecomp.plan import Plan
+from dask_eindecomp.topology import Topology
+
+__all__ = ["explain", "optimize"]
+
+
+def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | None = None) -> Plan:
+    """The plan for computing some Dask arrays together, without running anything.
+
+    Parameters
+    ----------
+    *arrays
+        Dask arrays, or collections over them such as xarray objects.
+    topology
+        The machines to plan for.  Default: the current client's workers, else this process' threads.
+    hook
+        Settings to plan with.  Default: ``EinDecomp()``.
+
+    Returns
+    -------
+    Plan
+        ``print`` it for a table; its ``verdict`` says whether the hook would apply it and why.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no Dask collection.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> x = da.ones((64, 64), chunks=16)
+    >>> explain(x @ x, topology=Topology(workers=4)).choices[-1].einsum
+    'ij,jk->ik'
+    """
+    hook = _settled(hook, topology)
+    dsk, keys = _merged(arrays)
+    _, _, plan = hook.plan(dsk, keys)
+    return plan
+
+
+def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecomp | None = None) -> Any:
+    """The same arrays with the chunks a plan chooses: nothing is cut back into the chunks they had.
+
+    Returns one array, or a tuple if several were given.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> x = da.ones((64, 64), chunks=4)
+    >>> optimize(x @ x, topology=Topology(workers=1)).chunks
+    ((64,), (64,))
+
+    Raises
+    ------
+    TypeError
+        If an argument is no Dask array.
+    """
+    for array in arrays:
+        if not isinstance(array, da.Array):
+            raise TypeError(f"optimize takes Dask arrays, but was given {type(array).__name__}")
+    hook = replace(_settled(hook, topology), force=True)
+    dsk, keys = _merged(arrays)
+    lifted, graph, plan = hook.plan(dsk, keys, free=frozenset(array.name for array in arrays))
+    planned = {output.name: output for output in graph.outputs if output.chunks is None}
+    if not planned:
+        return arrays[0] if len(arrays) == 1 else arrays
+    rest = [array.__dask_keys__() for array in arrays if free_name(array.name) not in planned]
+    merged = apply(dsk, rest, lifted, graph, plan)
+    results = []
+    for array in arrays:
+        output = planned.get(free_name(array.name))
+        if output is None:
+            results.append(array)
+            continue
+        node = graph.nodes[output.source]
+        chunks = plan.partitions[node.name].grid(node.expression.output)
+        results.append(da.Array(merged, output.name, chunks, meta=array._meta))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _settled(hook: EinDecomp | None, topology: Topology | None) -> EinDecomp:
+    warn_of_query_planning()
+    hook = hook or EinDecomp()
+    return hook if topology is None else replace(hook, topology=topology)
+
+
+def _merged(arrays: tuple[Any, ...]) -> tuple[HighLevelGraph, list[Any]]:
+    """One graph of all collections, and the keys wanted of it."""
+    for array in arrays:
+        if not is_dask_collection(array):
+            raise TypeError(f"{type(array).__name__} is no Dask collection; expected a Dask array")
+    graphs = [array.__dask_graph__() for array in arrays]
+    layered = [
+        graph if isinstance(graph, HighLevelGraph) else HighLevelGraph.from_collections(str(id(graph)), graph)
+        for graph in graphs
+    ]
+    return HighLevelGraph.merge(*layered), [array.__dask_keys__() for array in arrays]

@@ -1,0 +1,110 @@
+"""Products of many operands become products of two.
+
+One kernel over all labels of an n-ary einsum does asymptotically more work than a chain of binary ones, so the order
+opt_einsum finds is written into the graph, where every intermediate gets a partition of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import opt_einsum
+
+from dask_eindecomp import kernels
+from dask_eindecomp.expression import Expression
+from dask_eindecomp.graph import EinGraph, Node
+
+__all__ = ["contract"]
+
+
+def contract(graph: EinGraph) -> EinGraph:
+    """The same graph with every sum of products of more than two operands split into binary ones.
+
+    If there is none, the same graph comes back.
+
+    >>> inputs = {"A": (9, 9), "B": (9, 9), "C": (9, 2)}
+    >>> g = EinGraph.from_spec(inputs, {"Z": ("ab,bc,cd->ad", "A", "B", "C")}, ["Z"])
+    >>> [str(node.expression) for node in contract(g).nodes.values()]
+    ['bc,cd->bd', 'bd,ab->ad']
+    """
+    nodes: dict[str, Node] = {}
+    for node in graph.nodes.values():
+        for part in _binary(node) if _is_long_product(node) else [node]:
+            nodes[part.name] = part
+    if len(nodes) == len(graph.nodes):
+        return graph
+    return replace(graph, nodes=nodes)
+
+
+def _is_long_product(node: Node) -> bool:
+    expression = node.expression
+    return len(node.inputs) > 2 and expression.join == "multiply" and expression.aggregate == "sum"
+
+
+def _binary(node: Node) -> list[Node]:
+    """The binary expressions that together are ``node``; the last one has its name."""
+    extents, came = dict(node.extents), dict(node.came)
+    operands = list(zip(node.inputs, node.expression.operands))
+    shapes = [tuple(extents[label] for label in labels) for _, labels in operands]
+    path, _ = opt_einsum.contract_path(node.expression.einsum, *shapes, shapes=True, optimize="auto")
+    parts: list[Node] = []
+    for number, picked in enumerate(path):
+        chosen = [operands.pop(position) for position in sorted(picked, reverse=True)]
+        if len(chosen) > 2:  # opt_einsum leaves a last product of many whose order does not matter
+            operands += chosen[2:]
+            chosen = chosen[:2]
+        parts.append(_part(node, number, chosen, operands, extents, came))
+        operands.append((parts[-1].name, parts[-1].expression.output))
+    while len(operands) > 1:
+        chosen = [operands.pop(), operands.pop()]
+        parts.append(_part(node, len(parts), chosen, operands, extents, came))
+        operands.append((parts[-1].name, parts[-1].expression.output))
+    last = parts[-1]
+    expression = replace(last.expression, output=node.expression.output)
+    step = kernels.Contraction(node.dtype) if node.step is not None else None
+    parts[-1] = replace(
+        last,
+        name=node.name,
+        expression=expression,
+        extents=tuple((label, extents[label]) for label in expression.labels),
+        came=tuple((label, came[label]) for label in expression.labels) if came else (),
+        dtype=node.dtype,
+        step=step if node.step is None else replace(step, cast=node.step.cast) if _reads_given(last, node) else step,
+        tasks=node.tasks,
+        title=node.title,
+    )
+    return parts
+
+
+def _reads_given(part: Node, node: Node) -> bool:
+    """Whether a part reads an operand of the product itself, which may have to be cast."""
+    return any(source in node.inputs for source in part.inputs)
+
+
+def _part(
+    node: Node,
+    number: int,
+    chosen: list[tuple[str, tuple[str, ...]]],
+    rest: list[tuple[str, tuple[str, ...]]],
+    extents: dict[str, int],
+    came: dict[str, tuple[int, ...]],
+) -> Node:
+    """One binary product; it keeps the labels that the rest or the result still need."""
+    needed = {*node.expression.output, *(label for _, labels in rest for label in labels)}
+    labels = tuple(dict.fromkeys(label for _, operand in chosen for label in operand))
+    expression = Expression(tuple(operand for _, operand in chosen), tuple(label for label in labels if label in needed))
+    # half precision would lose digits between two products
+    dtype = "float32" if node.dtype == "float16" else node.dtype
+    step = None if node.step is None else kernels.Contraction(dtype, node.step.cast)
+    return Node(
+        f"{node.name}.{number}",
+        expression,
+        tuple(source for source, _ in chosen),
+        tuple((label, extents[label]) for label in expression.labels),
+        dtype,
+        step=step,
+        kernel=node.kernel,
+        came=tuple((label, came[label]) for label in expression.labels) if came else (),
+        came_kernel=node.came_kernel,
+        title=f"{node.title or node.name}.{number}",
+    )

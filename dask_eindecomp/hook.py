@@ -1,0 +1,312 @@
+"""The hook: what Dask calls to optimise a graph of arrays.
+
+``EinDecomp`` lifts, contracts, decomposes and lowers.  With a distributed client it is unpickled and called in the
+scheduler's process, where the client's configuration is not set: so what it needs of the configuration is read when
+it is pickled and travels inside it, and the workers are looked up where it is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import dask
+from dask._task_spec import DataNode
+from dask.array.optimization import optimize as dask_optimize
+from dask.blockwise import fuse_roots, optimize_blockwise
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.system import CPU_COUNT
+
+from dask_eindecomp.config import setting
+from dask_eindecomp.contract import contract
+from dask_eindecomp.decompose import decompose, price
+from dask_eindecomp.graph import EinGraph
+from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contraction, lift
+from dask_eindecomp.lower import lower
+from dask_eindecomp.partition import Partition
+from dask_eindecomp.plan import Plan
+from dask_eindecomp.topology import Topology
+
+__all__ = ["EinDecomp", "eindecomp", "find_topology"]
+
+logger = logging.getLogger("dask_eindecomp")
+
+
+@dataclass(frozen=True)
+class EinDecomp:
+    """An optimiser for ``dask.config.set(array_optimize=...)`` that plans contractions.
+
+    Frozen, hashable and picklable; equal ones share a call.
+
+    Examples
+    --------
+    >>> import dask, dask.array as da
+    >>> x = da.ones((8, 8), chunks=4)
+    >>> with dask.config.set(array_optimize=EinDecomp(force=True)):
+    ...     float((x @ x).sum().compute(scheduler="synchronous"))
+    512.0
+    """
+
+    topology: Topology | None = None
+    """The machines; None to find them when called."""
+    objective: str = "seconds"
+    """``"seconds"``, ``"bytes"`` or ``"paper"``."""
+    force: bool = False
+    """Apply every plan, cheaper or not."""
+    memory_limit: int | None = None
+    """Bytes one worker's tiles may need; None for 0.6 of its memory."""
+    margin: float | None = None
+    """Share by which a plan must be cheaper than the graph as it came; None for ``eindecomp.margin``."""
+    strict: bool | None = None
+    """Raise when planning fails; None for ``eindecomp.strict``."""
+    array_types: frozenset[str] = ARRAY_TYPES
+    """Qualified names of the block types that are planned."""
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("seconds", "bytes", "paper"):
+            raise ValueError(f"unknown objective {self.objective!r}; expected seconds, bytes or paper")
+        if self.topology is not None and not isinstance(self.topology, Topology):
+            raise TypeError(f"topology is {self.topology!r}; expected a Topology or None")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settled = replace(self, margin=setting("margin", self.margin), strict=setting("strict", self.strict))
+        return EinDecomp, tuple(getattr(settled, item.name) for item in fields(self))
+
+    def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        """The graph, planned where that is worth it, else as Dask's own optimiser gives it."""
+        if isinstance(dsk, HighLevelGraph) and (self.force or holds_contraction(dsk)):
+            try:
+                planned = self._rewrite(dsk, keys)
+            except ShapeError:
+                raise
+            except Exception as error:
+                if setting("strict", self.strict):
+                    raise
+                _log_once(error)
+                planned = None
+            if planned is not None:
+                return planned
+        return dask_optimize(dsk, keys, **kwargs)
+
+    def plan(
+        self, dsk: HighLevelGraph, keys: Any, free: frozenset[str] = frozenset()
+    ) -> tuple[Lifted, EinGraph, Plan]:
+        """Lift and plan without running: what was lifted, the binary graph, the plan with its verdict.
+
+        Arrays named in ``free`` need not keep their chunks; they leave under another name.
+        """
+        lifted = lift(dsk, keys, self.array_types)
+        if free:
+            lifted = replace(lifted, graph=_freed(dsk, lifted, free))
+        graph = contract(lifted.graph)
+        topology = self.topology or find_topology()
+        if self.objective == "seconds":
+            plan = decompose(graph, topology=topology, memory_limit=self.memory_limit)
+        else:
+            tiles = topology.slots
+            plan = decompose(graph, tiles=tiles, objective=self.objective, topology=topology)
+        as_it_came = _as_it_came(lifted.graph, topology)
+        plan = replace(plan, baseline=as_it_came.traffic, baseline_seconds=as_it_came.seconds)
+        return lifted, graph, replace(plan, verdict=self._verdict(lifted, plan))
+
+    def _verdict(self, lifted: Lifted, plan: Plan) -> str:
+        margin = setting("margin", self.margin)
+        if not lifted.graph.nodes:
+            return "nothing to plan: the graph runs as it came"
+        if self.force:
+            return "applied: forced"
+        if not lifted.contracts:
+            return "left to Dask: no expression joins and aggregates"
+        assert plan.baseline_seconds is not None
+        if plan.seconds > (1 - margin) * plan.baseline_seconds:
+            return f"left to Dask: not {margin:.0%} cheaper than the graph as it came"
+        return f"applied: about {plan.baseline_seconds / plan.seconds:.1f} times as fast as the graph as it came"
+
+    def _rewrite(self, dsk: HighLevelGraph, keys: Any) -> HighLevelGraph | None:
+        """The graph with its planned part lowered; None where Dask's own optimiser does as well."""
+        lifted, graph, plan = self.plan(dsk, keys)
+        if not plan.verdict.startswith("applied"):
+            return None
+        return apply(dsk, keys, lifted, graph, plan)
+
+
+eindecomp = EinDecomp()
+"""The hook with default settings."""
+
+
+def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan: Plan) -> HighLevelGraph:
+    """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser."""
+    lowered = lower(graph, plan.partitions)
+    layers: dict[str, Any] = {name: MaterializedLayer(tasks) for name, tasks in lowered.layers.items()}
+    promised = {output.name for output in graph.outputs} & set(dsk.layers)
+    wanted = [key for key in flatten(keys, container=(list, set)) if _layer_of(key) not in promised]
+    layers |= _outside(dsk, lifted.outside, [*wanted, *sorted(lowered.reads, key=str)], promised)
+    owners = {key: name for name, layer in layers.items() for key in layer}
+    dependencies = {
+        name: {owners[key] for task in layer.values() for key in getattr(task, "dependencies", ()) if key in owners}
+        - {name}
+        for name, layer in layers.items()
+    }
+    return HighLevelGraph(layers, dependencies)
+
+
+def free_name(name: str) -> str:
+    """The name under which an array leaves whose chunks are free."""
+    return f"planned-{name}"
+
+
+def _freed(dsk: HighLevelGraph, lifted: Lifted, free: frozenset[str]) -> EinGraph:
+    """The lifted graph with the outputs named in any chunks; what layers outside read keeps name and chunks."""
+    read = {name for layer in lifted.outside for name in dsk.dependencies[layer]}
+    outputs = []
+    for output in lifted.graph.outputs:
+        if output.name in free:
+            outputs.append(replace(output, name=free_name(output.name), chunks=None))
+        if output.name not in free or output.name in read:
+            outputs.append(output)
+    return replace(lifted.graph, outputs=tuple(outputs))
+
+
+def _layer_of(key: Any) -> Any:
+    return key[0] if isinstance(key, tuple) else key
+
+
+def _outside(dsk: HighLevelGraph, names: frozenset[str], keys: list[Any], promised: set[str]) -> dict[str, Any]:
+    """Layers that stay, optimised by Dask as if the planned arrays were data."""
+    if not names:
+        return {}
+    layers: dict[str, Any] = {name: dsk.layers[name] for name in dsk.layers if name in names}
+    dependencies = {name: dsk.dependencies[name] & (names | promised) for name in layers}
+    stubs = {}
+    for name in sorted(promised):
+        blocks = dsk.layers[name].get_output_keys()
+        stubs[name] = {key: DataNode(key, None) for key in blocks if _layer_of(key) == name}
+        layers[name] = MaterializedLayer(stubs[name])
+        dependencies[name] = set()
+    kept = [key for tasks in stubs.values() for key in tasks]
+    part = HighLevelGraph(layers, dependencies)
+    if any(layers[name].annotations for name in names):
+        # fusing tasks would lose what the user wrote on them
+        fused = fuse_roots(optimize_blockwise(part, keys=[*keys, *kept]), keys=[*keys, *kept])
+        culled = fused.cull({*keys, *kept})
+        return {name: layer for name, layer in culled.layers.items() if name not in promised}
+    tasks = dict(dask_optimize(part, [*keys, *kept]))
+    for key in kept:
+        tasks.pop(key, None)
+    return {f"outside-{dask.base.tokenize(sorted(names))[:16]}": MaterializedLayer(tasks)} if tasks else {}
+
+
+def _as_it_came(graph: EinGraph, topology: Topology) -> Plan:
+    """The graph with the cuts it came in, priced under the same model, Dask's kernels and task counts included."""
+    came = replace(
+        graph, nodes={name: replace(node, kernel=node.came_kernel) for name, node in graph.nodes.items()}
+    )
+    plan = price(came, {node.name: Partition(node.came) for node in graph.nodes.values()}, topology)
+    choices = []
+    for choice in plan.choices:
+        tasks = graph.nodes[choice.name].tasks
+        counted = choice.join.tasks + choice.aggregate.tasks
+        seconds = choice.seconds + (tasks - counted) * topology.task_overhead
+        choices.append(
+            replace(
+                choice, join=replace(choice.join, tasks=tasks), aggregate=replace(choice.aggregate, tasks=0),
+                seconds=seconds,
+            )  # fmt: skip
+        )
+    return replace(plan, choices=tuple(choices))
+
+
+_logged: set[str] = set()
+
+
+def _log_once(error: Exception) -> None:
+    """Say once for each reason that planning failed and the graph runs as it came."""
+    reason = f"{type(error).__name__}: {error}"
+    if reason not in _logged:
+        _logged.add(reason)
+        logger.warning("planning failed, the graph runs as it came: %s", reason, exc_info=error)
+
+
+# the machines
+
+
+def find_topology() -> Topology:
+    """The workers a graph would run on, found where this is called."""
+    scheduler = _scheduler_here()
+    if scheduler is not None:
+        workers = sorted(scheduler.workers.values(), key=lambda worker: str(worker.address))
+        found = [(str(worker.address), int(worker.nthreads), int(worker.memory_limit or 0)) for worker in workers]
+        return _of_workers(found)
+    client = _client_here()
+    if client is not None:
+        workers = client.scheduler_info(n_workers=-1)["workers"] if _takes_n_workers(client) else (
+            client.scheduler_info()["workers"]
+        )  # fmt: skip
+        return _of_workers([(a, int(w["nthreads"]), int(w["memory_limit"] or 0)) for a, w in sorted(workers.items())])
+    return _of_this_process()
+
+
+def _takes_n_workers(client: Any) -> bool:
+    import inspect
+
+    return "n_workers" in inspect.signature(client.scheduler_info).parameters
+
+
+def _scheduler_here() -> Any:
+    """The scheduler in whose offload thread this runs; None elsewhere."""
+    if not threading.current_thread().name.startswith("Dask-Offload"):
+        return None
+    module = sys.modules.get("distributed.scheduler")
+    live = [one for one in getattr(module.Scheduler, "_instances", ()) if one.workers] if module else []
+    return live[0] if len(live) == 1 else None
+
+
+def _client_here() -> Any:
+    """The current client if that is where Dask would run; None otherwise."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed.client import _get_global_client
+
+    client = _get_global_client()
+    if client is None or client.asynchronous:
+        return None
+    chosen = dask.base.get_scheduler()
+    return client if getattr(chosen, "__self__", None) is client else None
+
+
+def _of_workers(workers: list[tuple[str, int, int]]) -> Topology:
+    """A cluster's topology from address, threads and memory limit of each worker."""
+    if not workers:
+        return _of_this_process()
+    threads = max(1, round(sum(count for _, count, _ in workers) / len(workers)))
+    limits = [limit for _, _, limit in workers if limit]
+    addresses = tuple(address for address, _, _ in workers)
+    if limits:
+        return Topology(workers=len(workers), threads=threads, memory=min(limits), addresses=addresses)
+    return Topology(workers=len(workers), threads=threads, addresses=addresses)
+
+
+def _of_this_process() -> Topology:
+    """Threads of this process, or one where Dask is told to run without any."""
+    chosen = dask.config.get("scheduler", None)
+    if isinstance(chosen, str) and chosen.lower() in ("sync", "synchronous", "single-threaded"):
+        return Topology.of_threads(1)
+    workers = dask.config.get("num_workers", None) or CPU_COUNT
+    if isinstance(chosen, str) and chosen.lower() in ("processes", "multiprocessing"):
+        return Topology(workers=int(workers))
+    return Topology.of_threads(int(workers))
+
+
+def warn_of_query_planning() -> None:
+    """Say so if Dask's array expressions are on: they never call the hook."""
+    if dask.config.get("array.query-planning", False):
+        warnings.warn(
+            "array.query-planning is True, so Dask never calls array_optimize and nothing is planned; "
+            "expected False: dask.config.set({'array.query-planning': False}) before dask.array is imported",
+            stacklevel=3,
+        )

@@ -1,0 +1,249 @@
+"""From a plan to Dask layers in tensor relational algebra: join, aggregate, repartition.
+
+A tile of a join reads the blocks it needs by name, however many they are; no task merges them first.  A block of
+which a tile needs only a part is cut where it lies, once for all tiles that need that part.  An elementwise
+expression whose tiles are those of what it reads takes its operands' work into its own task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
+from dask.base import tokenize
+
+from dask_eindecomp import kernels
+from dask_eindecomp.graph import EinGraph, Node, Output
+from dask_eindecomp.partition import Chunks, Cut, Partition, boundaries
+
+__all__ = ["Lowered", "lower"]
+
+FAN_IN = 16
+"""Partial results that one task adds up."""
+
+Index = tuple[int, ...]
+Piece = tuple[int, int, int, bool]
+"""Block number, first and last element wanted of it, whether that is all of it."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Layers of a lowered plan."""
+
+    layers: Mapping[str, dict[Any, GraphNode]]
+    """Tasks by key, by layer."""
+    reads: frozenset[Any]
+    """Keys of given tensors that the layers read."""
+
+
+def lower(graph: EinGraph, partitions: Mapping[str, Partition]) -> Lowered:
+    """Write a plan as Dask layers.
+
+    Every internal key carries the plan in its token: two plans of one graph never share a key but those of the
+    outputs, which keep the names they were promised.
+    """
+    return _Lowering(graph, partitions).run()
+
+
+class _Lowering:
+    """Layers written so far and where the blocks of each tensor are."""
+
+    def __init__(self, graph: EinGraph, partitions: Mapping[str, Partition]) -> None:
+        self.graph = graph
+        self.partitions = partitions
+        self.token = tokenize(
+            [(node.name, node.expression.einsum, partitions[node.name].cuts) for node in graph.nodes.values()],
+            [(output.name, output.source) for output in graph.outputs],
+        )
+        self.layers: dict[str, dict[Any, GraphNode]] = {}
+        self.chunks: dict[str, Chunks] = {}
+        self.names: dict[str, str] = {}
+        self.inlined: dict[Any, GraphNode] = {}
+        self.reads: set[Any] = set()
+        self.kernels: dict[Any, kernels.Join] = {}
+        for given in graph.inputs.values():
+            assert given.chunks is not None, f"{given.name} has no blocks to read"
+            self.chunks[given.name] = given.chunks
+            self.names[given.name] = given.name
+
+    def run(self) -> Lowered:
+        """Lower every node, then what leaves."""
+        for node in self.graph.nodes.values():
+            self.node(node)
+        for output in self.graph.outputs:
+            self.deliver(output)
+        return Lowered({name: tasks for name, tasks in self.layers.items() if tasks}, frozenset(self.reads))
+
+    def layer(self, kind: str, title: str) -> tuple[str, dict[Any, GraphNode]]:
+        """A layer by what it does and for which tensor."""
+        name = f"{kind}-{title}-{tokenize(self.token, title)[:16]}"
+        return name, self.layers.setdefault(name, {})
+
+    # nodes
+
+    def node(self, node: Node) -> None:
+        partition = self.partitions[node.name]
+        expression = node.expression
+        contracted = expression.contracted
+        if isinstance(node.step, kernels.Reduction):
+            contracted = (*node.step.labels, *(label for label in contracted if label not in node.step.labels))
+        parts = partition.parts
+        partial = prod(parts[label] for label in contracted) > 1
+        grid = partition.grid(expression.output)
+        join_name, joins = self.layer("join", node.name)
+        target = self.final_name(node, grid) or (self.layer("aggregate", node.name)[0] if partial else join_name)
+        self.chunks[node.name], self.names[node.name] = grid, target
+        inline = self.is_inlined(node)
+        kernel = _step_kernel(node, partial)
+        for index in product(*(range(parts[label]) for label in expression.output)):
+            place = dict(zip(expression.output, index))
+            key = (target, *index)
+            if not partial:
+                task = self.join(key, node, kernel, partition, place | dict.fromkeys(contracted, 0))
+                if inline:
+                    self.inlined[key] = task
+                else:
+                    joins[key] = task
+                continue
+            keys = []
+            for inner in product(*(range(parts[label]) for label in contracted)):
+                one = (join_name, *index, *inner)
+                joins[one] = self.join(one, node, kernel, partition, place | dict(zip(contracted, inner)))
+                keys.append(one)
+            self.aggregate(key, node, keys, tuple(parts[label] for label in contracted))
+
+    def final_name(self, node: Node, grid: Chunks) -> str | None:
+        """The promised name under which the tiles of a node can leave as they are."""
+        names = [o.name for o in self.graph.outputs if o.source == node.name and o.chunks in (None, grid)]
+        return names[0] if names else None
+
+    def is_inlined(self, node: Node) -> bool:
+        """Whether the tiles of a node are computed inside the tasks of its reader."""
+        readers = self.graph.readers[node.name]
+        if len(readers) != 1 or not self.graph.may_inline(node.name, readers[0][0]):
+            return False
+        reader, position = self.graph.nodes[readers[0][0]], readers[0][1]
+        theirs, mine = self.partitions[reader.name], self.partitions[node.name]
+        wanted = theirs.grid(reader.expression.operands[position])
+        grid = mine.grid(node.expression.output)
+        return grid == wanted and prod(map(len, grid)) == mine.tiles == theirs.tiles
+
+    def join(
+        self, key: Any, node: Node, kernel: tuple[Any, Any, Any], partition: Partition, place: Mapping[str, int]
+    ) -> Task:
+        """The task of one tile."""
+        step, finish, output = kernel
+        cuts = dict(partition.cuts)
+        arguments = []
+        lengths = []
+        for source, labels in zip(node.inputs, node.expression.operands):
+            pieces = [_pieces(self.chunks[source][axis], cuts[label])[place[label]] for axis, label in enumerate(labels)]
+            lengths.append(tuple(tuple(stop - start for _, start, stop, _ in axis) for axis in pieces))
+            arguments.append(self.operand(source, pieces))
+        extents = tuple((label, cuts[label][place.get(label, 0)]) for label in node.expression.labels)
+        shared = (node.name, extents, tuple(lengths), output)
+        if shared not in self.kernels:  # equal tiles share one kernel: it is pickled once
+            self.kernels[shared] = kernels.Join(
+                node.expression.einsum, node.expression.operands, output, extents, tuple(lengths), step, finish
+            )
+        return Task(key, self.kernels[shared], *arguments)
+
+    def operand(self, source: str, pieces: list[tuple[Piece, ...]]) -> Any:
+        """What a task reads of one operand: a block, or a list of blocks in row-major order."""
+        blocks = [self.block(source, piece) for piece in product(*pieces)]
+        return blocks[0] if len(blocks) == 1 else List(*blocks)
+
+    def block(self, source: str, piece: tuple[Piece, ...]) -> Any:
+        """A reference to a block, to a part of it that is cut once, or the task that computes it right here."""
+        index = tuple(number for number, *_ in piece)
+        key = (self.names[source], *index)
+        if source in self.graph.inputs:
+            self.reads.add(key)
+        if all(whole for *_, whole in piece):
+            return self.inlined.pop(key, None) or TaskRef(key)
+        bounds = tuple((start, stop) for _, start, stop, _ in piece)
+        name, tasks = self.layer("repartition", source)
+        cut_key = (name, *index, *(start for start, _ in bounds), *(stop for _, stop in bounds))
+        if cut_key not in tasks:
+            tasks[cut_key] = Task(cut_key, kernels.Cut(bounds), TaskRef(key))
+        return TaskRef(cut_key)
+
+    def aggregate(self, key: Any, node: Node, keys: list[Any], shape: tuple[int, ...]) -> None:
+        """Combine the partial results of one tile, in a tree where they are many."""
+        name, tasks = self.layer("aggregate", node.name)
+        if isinstance(node.step, kernels.Reduction):
+            depth = shape[: len(node.step.labels)]
+            tasks[key] = Task(key, kernels.TreeReduce(node.finish, depth), List(*map(TaskRef, keys)))
+            return
+        level = 0
+        kernel = kernels.Sum("float32" if node.dtype == "float16" else node.dtype)
+        while len(keys) > FAN_IN:
+            groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
+            keys = [(name, *key[1:], level, number) for number in range(len(groups))]
+            for one, group in zip(keys, groups):
+                tasks[one] = Task(one, kernel, List(*map(TaskRef, group)))
+            level += 1
+        tasks[key] = Task(key, kernels.Sum(node.dtype), List(*map(TaskRef, keys)))
+
+    # outputs
+
+    def deliver(self, output: Output) -> None:
+        """Give an output the names and chunks it was promised."""
+        chunks = self.chunks[output.source]
+        wanted = output.chunks or chunks
+        if self.names[output.source] == output.name and wanted == chunks:
+            return
+        _, tasks = self.layer("repartition", output.source)
+        shape = tuple(range(len(wanted)))
+        labels = tuple(map(str, shape))
+        for index in product(*(range(len(axis)) for axis in wanted)):
+            key = (output.name, *index)
+            pieces = [_pieces(chunks[axis], wanted[axis])[index[axis]] for axis in shape]
+            if all(len(axis) == 1 for axis in pieces):
+                source = (self.names[output.source], *(axis[0][0] for axis in pieces))
+                if all(axis[0][3] for axis in pieces):
+                    tasks[key] = Alias(key, source)
+                else:
+                    bounds = tuple((axis[0][1], axis[0][2]) for axis in pieces)
+                    tasks[key] = Task(key, kernels.Cut(bounds), TaskRef(source))
+                continue
+            lengths = tuple(tuple(stop - start for _, start, stop, _ in axis) for axis in pieces)
+            extents = tuple((label, sum(axis)) for label, axis in zip(labels, lengths))
+            function = kernels.Join("repartition", (labels,), labels, extents, (lengths,), kernels.Rearrange())
+            tasks[key] = Task(key, function, self.operand(output.source, pieces))
+
+
+def _step_kernel(node: Node, partial: bool) -> tuple[Any, Any, tuple[str, ...]]:
+    """Step, finish and output labels of the tiles of a node."""
+    step = node.step
+    if isinstance(step, kernels.Reduction):
+        # partial results keep the reduced axes; Dask's last function drops them
+        return step, None if partial else node.finish, node.expression.operands[0]
+    if partial and isinstance(step, kernels.Contraction) and step.dtype == "float16":
+        step = replace(step, partial=True)
+    return step, node.finish, node.expression.output
+
+
+@lru_cache(maxsize=65536)
+def _pieces(produced: Cut, consumed: Cut) -> tuple[tuple[Piece, ...], ...]:
+    """For every consumed chunk of one axis the pieces of produced chunks it is made of."""
+    have, want = boundaries(produced), boundaries(consumed)
+    return tuple(tuple(_overlapping(have, low, high)) for low, high in zip(want, want[1:]))
+
+
+def _overlapping(have: tuple[int, ...], low: int, high: int) -> Iterator[Piece]:
+    found = False
+    for number, (start, stop) in enumerate(zip(have, have[1:])):
+        first, last = max(start, low), min(stop, high)
+        if first < last:
+            found = True
+            yield number, first - start, last - start, (first, last) == (start, stop)
+    if not found:  # an empty chunk is read from the block it lies in
+        number = next(n for n, stop in enumerate(have[1:]) if low <= stop)
+        start, stop = have[number], have[number + 1]
+        yield number, low - start, low - start, start == stop
