@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ import numpy as np
 from dask._task_spec import GraphNode, TaskRef
 from dask.blockwise import Blockwise, BlockwiseDep
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_eindecomp import kernels, layers
 from dask_eindecomp.expression import Aggregate, Expression, Labels
@@ -166,7 +167,12 @@ def lift(dsk: HighLevelGraph, keys: Any, array_types: frozenset[str] = ARRAY_TYP
     wanted = list(dict.fromkeys(key[0] if isinstance(key, tuple) else key for key in flat))
     for name in dsk._toposort_layers():
         lifter.take(name)
-    return lifter.finish([name for name in wanted if name in dsk.layers], dsk.cull(set(flat)))
+    blocks: Mapping[str, int] | None
+    try:
+        blocks = _blocks_by_name(dsk.cull(set(flat)))
+    except ValueError:  # a diagonal whose axes are cut differently: Dask cannot write that graph out
+        blocks = None
+    return lifter.finish([name for name in wanted if name in dsk.layers], blocks)
 
 
 class _Lifter:
@@ -617,11 +623,11 @@ class _Lifter:
 
     # the end
 
-    def finish(self, wanted: list[str], culled: HighLevelGraph) -> Lifted:
+    def finish(self, wanted: list[str], blocks: Mapping[str, int] | None) -> Lifted:
         """Keep what is wanted and what it needs; the rest of the graph stays outside.
 
-        ``culled`` is the graph with the blocks alone that are wanted: a product of which a slice is wanted is
-        not computed whole.
+        ``blocks`` says how many blocks of each array are wanted (None: all): a product of which a slice is wanted
+        is not computed whole.
         """
         outside: set[str] = set()
         outputs: dict[str, Output] = {}
@@ -629,7 +635,7 @@ class _Lifter:
         seen = set(queue)
         while queue:
             name = queue.pop()
-            source = self.leaving(name, culled.layers.get(name, {}))
+            source = self.leaving(name, blocks)
             if source is not None:
                 outputs[name] = Output(name, source, self.layouts[name].chunks)
                 more = {one for one in self.ancestors(source) if one in self.inputs}
@@ -669,12 +675,11 @@ class _Lifter:
                     stack += rest
         return list(order)
 
-    def leaving(self, name: str, blocks: Mapping[Any, Any]) -> str | None:
+    def leaving(self, name: str, blocks: Mapping[str, int] | None) -> str | None:
         """The node that is the array of a layer wanted from outside; None if the layer stays as it is."""
         if name not in self.layouts:
             return None
-        keys = blocks.get_output_keys() if isinstance(blocks, Layer) else blocks
-        if sum(1 for key in keys if key[0] == name) < prod(self.layouts[name].numblocks):
+        if blocks is not None and blocks.get(name, 0) < prod(self.layouts[name].numblocks):
             self.reasons[name] = "only some of its blocks are wanted"
             return None
         try:
@@ -698,6 +703,12 @@ class _Lifter:
             found |= fresh
             stack += fresh
         return found
+
+
+def _blocks_by_name(dsk: HighLevelGraph) -> Counter[str]:
+    """How many blocks of each array a graph holds; culling gives layers new names but keeps the keys."""
+    keys = (key for layer in dsk.layers.values() for key in layer.get_output_keys())
+    return Counter(key[0] for key in keys if isinstance(key, tuple))
 
 
 class _Names:
