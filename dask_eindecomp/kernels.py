@@ -245,7 +245,7 @@ class Reduction:
         axes = tuple(labels.index(label) for label in self.labels)
         kept = [axis for axis in range(len(labels)) if self.combine is None or axis not in axes]
         pieces = np.empty(grid, dtype=object)
-        for index, block in zip(np.ndindex(*grid), blocks):
+        for index, block in zip(product(*map(range, grid)), blocks):
             pieces[index] = block
         merged, grid = _concatenate(pieces, kept)
         partials = [self.chunk(block, axis=axes, keepdims=True) for block in merged]
@@ -262,7 +262,7 @@ def _concatenate(pieces: Any, axes: list[int]) -> tuple[list[Array], tuple[int, 
             continue
         grid = (*pieces.shape[:axis], 1, *pieces.shape[axis + 1 :])
         merged = np.empty(grid, dtype=object)
-        for index in np.ndindex(*grid):
+        for index in product(*map(range, grid)):
             line = [pieces[(*index[:axis], n, *index[axis + 1 :])] for n in range(pieces.shape[axis])]
             merged[index] = np.concatenate(line, axis=axis)
         pieces = merged
@@ -350,7 +350,7 @@ class Join:
             whole = []
             for blocks, grid in zip(lists, grids):
                 pieces = np.empty(grid, dtype=object)
-                for index, block in zip(np.ndindex(*grid), blocks):
+                for index, block in zip(product(*map(range, grid)), blocks):
                     pieces[index] = block
                 whole.append(_concatenate(pieces, list(range(len(grid))))[0])
             single = tuple(tuple((sum(axis),) for axis in axes) for axes in self.pieces)

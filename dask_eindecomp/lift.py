@@ -24,6 +24,7 @@ import dask.array.core
 import dask.array.einsumfuncs
 import dask.array.reductions
 import dask.array.routines
+import dask.array.slicing
 import numpy as np
 from dask._task_spec import GraphNode, TaskRef
 from dask.blockwise import Blockwise, BlockwiseDep
@@ -73,6 +74,13 @@ MAPS = (
     *(f for name in ("astype", "clip", "real", "imag") if (f := getattr(dask.array.chunk, name, None))),
     *(f for name in ("astype",) if (f := getattr(dask.array.core, name, None))),
 )
+STALE = (
+    dask.array.slicing.getitem_variadic,
+    np.bincount,
+    np.unique,
+    dask.array.routines._unique_internal,
+)
+"""Functions whose arrays get other chunk sizes after Dask has written their layer."""
 TRUSTED = ("dask.array.", "numpy", "dask.utils")
 """Modules whose reduction functions work for any cut."""
 
@@ -188,11 +196,15 @@ class _Lifter:
         self.nodes: dict[str, Node] = {}
         self.reasons: dict[str, str] = {}
         self.rechunks: dict[str, int] = {}
+        self.stale: set[str] = set()
+        self.foreign: set[str] = set()
 
     def take(self, name: str) -> None:
         """Lift one layer if an idiom knows it."""
         layer = self.dsk.layers[name]
         try:
+            if self.dsk.dependencies[name] & self.stale:
+                raise NotLifted("chunk sizes that may have become unknown")
             self.layouts[name] = self.layout(name)
             if not self.dsk.dependencies[name] and not isinstance(layer, Blockwise):
                 raise NotLifted("data")
@@ -201,11 +213,28 @@ class _Lifter:
             found = self.blockwise(name, layer) if type(layer) is Blockwise else self.materialized(name, layer)
         except NotLifted as reason:
             self.reasons[name] = str(reason)
+            self.doubt(name, layer)
             return
         if isinstance(found, View):
             self.views[name] = found
         else:
             self.pending[name] = found
+
+    def doubt(self, name: str, layer: Any) -> None:
+        """Forget what Dask says of a layer that stays where it is known to be out of date or wrong."""
+        sources = self.dsk.dependencies[name]
+        function = layer.task.func if isinstance(layer, Blockwise) else None
+        inner = function in CONTRACTIONS or "keepdims" in getattr(getattr(layer, "task", None), "kwargs", {})
+        if any(_base(function) is stale for stale in STALE) or sources & self.stale:
+            # chunk sizes became unknown after the layer was written
+            self.stale.add(name)
+        if name not in self.layouts or (sources & self.foreign and (inner or function is None)):
+            # a contraction of masked blocks claims to give plain ones
+            said = self.dsk.layers[name].collection_annotations or {}
+            if str(said.get("chunk_type", "")) not in self.array_types or sources & self.foreign:
+                self.foreign.add(name)
+        if inner or name in self.stale or name in self.foreign:
+            self.layouts.pop(name, None)
 
     def layout(self, name: str) -> Layout:
         """What Dask says of the array of a layer."""
@@ -788,15 +817,18 @@ def _tensordot_labels(indices: tuple[Labels, ...], axes: tuple[Any, Any]) -> Lab
     return tuple(left)
 
 
-def _function_name(function: Any) -> str:
+def _base(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
+    return function
+
+
+def _function_name(function: Any) -> str:
+    function = _base(function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _module(function: Any) -> str:
-    while isinstance(function, partial):
-        function = function.func
-    return str(getattr(function, "__module__", ""))
+    return str(getattr(_base(function), "__module__", ""))
 
 
