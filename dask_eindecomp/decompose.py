@@ -275,33 +275,49 @@ def _spaces(pricing: _Pricing, tiles: int | None, limit: int) -> dict[str, _Spac
         fewer = [slots >> shift for shift in range(slots.bit_length())]
         counts = sorted({1, *fewer, slots, 2 * slots, 4 * slots})
     usual = _usual_cuts(graph) if pricing.objective == "seconds" else {}
-    known: dict[tuple[object, ...], list[dict[str, int]]] = {}
+    known: dict[object, _Space] = {}
     spaces = {}
     for node in graph.nodes.values():
-        # cuts depend on the extents alone: repeated layers share one enumeration
-        key = node.extents
+        # equal expressions, the repeated layers of a model, share one space and so every table made of it
+        key = (_signature(graph, node), node.came)
         if key not in known:
-            found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+            found: dict[tuple[int, ...], None] = {}
             for count in counts:
                 for parts in viable(dict(node.extents), count, divide=pricing.objective == "paper"):
-                    found.setdefault(tuple(parts.items()), parts)
-            known[key] = list(found.values())
-        proposals = known[key]
-        if len(proposals) > CANDIDATE_CAP:
-            costs = [pricing.node_cost(node, parts) for parts in proposals]
-            proposals = [proposals[n] for n in np.argsort(costs, kind="stable")[:CANDIDATE_CAP]]
-        candidates = [
-            tuple(
-                usual.get((extent, parts[label])) or cut(extent, parts[label]) for label, extent in node.extents
-            )
-            for parts in proposals
-        ]
-        if pricing.objective == "seconds":
-            if node.came and tiles is None:
-                candidates.append(tuple(chunks for _, chunks in node.came))
-            candidates = _that_fit(graph, node, list(dict.fromkeys(candidates)), topology, limit)
-        spaces[node.name] = _Space.of(tuple(label for label, _ in node.extents), candidates)
+                    found.setdefault(tuple(parts[label] for label, _ in node.extents))
+            candidates = _candidates(pricing, node, list(found), usual, tiles is None, limit)
+            known[key] = _Space.of(tuple(label for label, _ in node.extents), candidates)
+        spaces[node.name] = known[key]
     return spaces
+
+
+def _signature(graph: EinGraph, node: Node) -> object:
+    """What the costs of an expression by itself depend on."""
+    return node.expression, node.extents, node.dtype, node.kernel, tuple(graph.dtype(one) for one in node.inputs)
+
+
+def _candidates(
+    pricing: _Pricing,
+    node: Node,
+    proposals: list[tuple[int, ...]],
+    usual: Mapping[tuple[int, int], Cut],
+    with_came: bool,
+    limit: int,
+) -> list[tuple[Cut, ...]]:
+    """The cuts of every proposed number of parts, and those the graph came with."""
+    labels = [label for label, _ in node.extents]
+    if len(proposals) > CANDIDATE_CAP:
+        costs = [pricing.node_cost(node, dict(zip(labels, parts))) for parts in proposals]
+        proposals = [proposals[n] for n in np.argsort(costs, kind="stable")[:CANDIDATE_CAP]]
+    candidates = [
+        tuple(usual.get((extent, n)) or cut(extent, n) for n, (_, extent) in zip(parts, node.extents))
+        for parts in proposals
+    ]
+    if pricing.objective != "seconds":
+        return candidates
+    if node.came and with_came:
+        candidates.append(tuple(chunks for _, chunks in node.came))
+    return _that_fit(pricing.graph, node, list(dict.fromkeys(candidates)), pricing.topology, limit)
 
 
 def _usual_cuts(graph: EinGraph) -> dict[tuple[int, int], Cut]:
@@ -337,8 +353,7 @@ def _tables(
     memo: dict[object, Table] = {}
     for node in graph.nodes.values():
         space = spaces[node.name]
-        key = (node.expression, node.extents, node.dtype, node.kernel, space.cuts, space.index.tobytes())
-        key = (*key, tuple(graph.dtype(source) for source in node.inputs))
+        key: object = (id(space), _signature(graph, node))
         if key not in memo:
             memo[key] = np.array([pricing.node_cost(node, space.partition(n).parts) for n in range(len(space))])
         alone[node.name] = memo[key].copy()
@@ -349,7 +364,12 @@ def _tables(
             if source in graph.inputs:
                 alone[node.name] += np.array([pricing.given_cost(source, grid) for grid in grids])[which]
                 continue
-            table = _edge(pricing, source, spaces[source], node, space, labels)
+            producer = graph.nodes[source]
+            inline = pricing.objective == "seconds" and graph.may_inline(source, node.name)
+            key = (id(spaces[source]), producer.expression.output, producer.dtype, id(space), labels, inline)
+            if key not in memo:
+                memo[key] = _edge(pricing, producer, spaces[source], space, labels, inline)
+            table = memo[key]
             pair = (source, node.name)
             pairs[pair] = pairs[pair] + table if pair in pairs else table
     if pricing.objective != "paper":
@@ -365,14 +385,13 @@ def _tables(
 
 
 def _edge(
-    pricing: _Pricing, source: str, theirs: _Space, reader: Node, mine: _Space, labels: Labels
+    pricing: _Pricing, producer: Node, theirs: _Space, mine: _Space, labels: Labels, inline: bool
 ) -> Table:
     """Repartition cost for every pair of candidates of a producer and its reader."""
-    producer = pricing.graph.nodes[source]
     grids, rows, which = theirs.project(producer.expression.output)
     wanted, columns, mine_which = mine.project(labels)
     table = _between(pricing, producer, theirs, rows, mine, labels, columns)[which][:, mine_which]
-    if pricing.objective == "seconds" and pricing.graph.may_inline(source, reader.name):
+    if inline:
         blocks = np.array([prod(map(len, grid)) for grid in grids])[which]
         their_tiles, my_tiles = _tile_counts(theirs), _tile_counts(mine)
         aligned = np.array([[grid == other for other in wanted] for grid in grids])[which][:, mine_which]

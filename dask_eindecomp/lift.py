@@ -188,6 +188,7 @@ class _Lifter:
 
     def __init__(self, dsk: HighLevelGraph, array_types: frozenset[str]) -> None:
         self.dsk = dsk
+        self.dependents = dsk.dependents  # a property that Dask computes anew each time
         self.array_types = array_types
         self.layouts: dict[str, Layout] = {}
         self.views: dict[str, View] = {}
@@ -501,7 +502,7 @@ class _Lifter:
 
     def is_fused(self, name: str) -> bool:
         """Whether Dask would fuse this layer into one that reads it."""
-        return any(isinstance(self.dsk.layers[reader], Blockwise) for reader in self.dsk.dependents[name])
+        return any(isinstance(self.dsk.layers[reader], Blockwise) for reader in self.dependents[name])
 
     def take_reduction(
         self, name: str, layer: Blockwise, array: tuple[str, Labels], keywords: dict[str, Any]
