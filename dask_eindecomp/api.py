@@ -9,7 +9,7 @@ import dask.array as da
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_eindecomp.hook import EinDecomp, apply, free_name, warn_of_query_planning
+from dask_eindecomp.hook import EinDecomp, apply, free_name, refuse_query_planning
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
@@ -37,6 +37,8 @@ def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | No
     ------
     TypeError
         If an argument is no Dask collection.
+    QueryPlanningError
+        If the Dask setting ``array.query-planning`` is on.
 
     Examples
     --------
@@ -92,7 +94,7 @@ def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecom
 
 
 def _settled(hook: EinDecomp | None, topology: Topology | None) -> EinDecomp:
-    warn_of_query_planning()
+    refuse_query_planning()
     hook = hook or EinDecomp()
     return hook if topology is None else replace(hook, topology=topology)
 

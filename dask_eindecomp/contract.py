@@ -61,7 +61,6 @@ def _binary(node: Node) -> list[Node]:
         operands.append((parts[-1].name, parts[-1].expression.output))
     last = parts[-1]
     expression = replace(last.expression, output=node.expression.output)
-    step = kernels.Contraction(node.dtype) if node.step is not None else None
     parts[-1] = replace(
         last,
         name=node.name,
@@ -69,16 +68,11 @@ def _binary(node: Node) -> list[Node]:
         extents=tuple((label, extents[label]) for label in expression.labels),
         came=tuple((label, came[label]) for label in expression.labels) if came else (),
         dtype=node.dtype,
-        step=step if node.step is None else replace(step, cast=node.step.cast) if _reads_given(last, node) else step,
+        step=None if node.step is None else replace(node.step, dtype=node.dtype),
         tasks=node.tasks,
         title=node.title,
     )
     return parts
-
-
-def _reads_given(part: Node, node: Node) -> bool:
-    """Whether a part reads an operand of the product itself, which may have to be cast."""
-    return any(source in node.inputs for source in part.inputs)
 
 
 def _part(
@@ -92,7 +86,9 @@ def _part(
     """One binary product; it keeps the labels that the rest or the result still need."""
     needed = {*node.expression.output, *(label for _, labels in rest for label in labels)}
     labels = tuple(dict.fromkeys(label for _, operand in chosen for label in operand))
-    expression = Expression(tuple(operand for _, operand in chosen), tuple(label for label in labels if label in needed))
+    expression = Expression(
+        tuple(operand for _, operand in chosen), tuple(label for label in labels if label in needed)
+    )
     # half precision would lose digits between two products
     dtype = "float32" if node.dtype == "float16" else node.dtype
     step = None if node.step is None else kernels.Contraction(dtype, node.step.cast)

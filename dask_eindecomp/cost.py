@@ -90,7 +90,9 @@ def paper_aggregate(expression: Expression, extents: Mapping[str, int], parts: M
     return prod(extents[label] for label in expression.output) * (partials - 1)
 
 
-def paper_repartition(shape: tuple[int, ...], produced: tuple[int, ...], consumed: tuple[int, ...]) -> Fraction:
+def paper_repartition(
+    shape: tuple[int, ...], produced: tuple[int, ...], consumed: tuple[int, ...]
+) -> Fraction:
     """Floats moved from a grid of ``produced`` parts an axis to one of ``consumed``.
 
     >>> paper_repartition((8, 8), (4, 1), (1, 4)), paper_repartition((8, 8), (2, 2), (2, 2))
@@ -102,7 +104,9 @@ def paper_repartition(shape: tuple[int, ...], produced: tuple[int, ...], consume
     if not size:
         return Fraction(0)
     meeting = Fraction(size, prod(map(max, produced, consumed)))
-    return size * Fraction(size, prod(produced)) / meeting + size * (Fraction(size, prod(consumed)) / meeting - 1)
+    return size * Fraction(size, prod(produced)) / meeting + size * (
+        Fraction(size, prod(consumed)) / meeting - 1
+    )
 
 
 def join_traffic(
@@ -172,7 +176,7 @@ def _overlaps(produced: Cut, consumed: Cut) -> np.ndarray:
     one, two = np.array(boundaries(produced), dtype=np.int64), np.array(boundaries(consumed), dtype=np.int64)
     start = np.maximum(one[:-1, None], two[None, :-1])
     stop = np.minimum(one[1:, None], two[None, 1:])
-    return np.maximum(stop - start, 0)
+    return np.asarray(np.maximum(stop - start, 0))
 
 
 def stays(produced: Chunks, consumed: Chunks, workers: int) -> int:
@@ -262,7 +266,7 @@ def given_traffic(
     blocks = prod(map(len, chunks))
     tiles = prod(map(len, consumed))
     held = np.zeros((workers, tiles), dtype=np.float64)
-    overlap = np.ones((1, 1))
+    overlap: np.ndarray = np.ones((1, 1))
     for produced, wanted in zip(chunks, consumed):
         overlap = np.kron(overlap, _overlaps(produced, wanted).astype(np.float64))
     np.add.at(held, np.array(spread(blocks, workers) if owners is None else owners), overlap)

@@ -1,9 +1,7 @@
 """The least-cost partition of every expression.
 
 One variable an expression, its values the candidate partitions; a cost for each value and, for every edge, a cost for
-each pair of values.  The minimum of such a sum is found exactly by eliminating one variable after the other in
-min-plus algebra, the one with the smallest joint table first, and walking back over the kept argmins.  Only if a
-joint table would grow beyond ``TABLE_CAP`` are candidates dropped, and then the gap is bounded.
+each pair of values.  ``elimination`` finds the least sum exactly, on any DAG.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from math import prod
 
 import numpy as np
@@ -19,6 +16,7 @@ import numpy.typing as npt
 
 from dask_eindecomp import cost
 from dask_eindecomp.cost import Traffic
+from dask_eindecomp.elimination import Table, minimise
 from dask_eindecomp.expression import Labels
 from dask_eindecomp.graph import EinGraph, Node
 from dask_eindecomp.partition import Chunks, Cut, Partition, cut, viable
@@ -28,9 +26,7 @@ from dask_eindecomp.topology import Topology
 __all__ = ["OBJECTIVES", "DecomposeError", "decompose", "price"]
 
 OBJECTIVES = ("paper", "bytes", "seconds")
-TABLE_CAP = 1 << 24
 CANDIDATE_CAP = 600
-Table = npt.NDArray[np.float64]
 
 
 class DecomposeError(ValueError):
@@ -80,7 +76,7 @@ def decompose(
     limit = int(0.6 * topology.memory) if memory_limit is None else memory_limit
     pricing = _Pricing(graph, objective, topology)
     spaces = _spaces(pricing, tiles, limit)
-    indices, value, gap = _minimise(*_tables(pricing, spaces))
+    indices, value, gap = minimise(*_tables(pricing, spaces))
     partitions = {name: space.partition(indices[name]) for name, space in spaces.items()}
     plan = price(graph, partitions, topology)
     return replace(plan, cost=value, objective=objective, gap=gap)
@@ -293,7 +289,13 @@ def _spaces(pricing: _Pricing, tiles: int | None, limit: int) -> dict[str, _Spac
 
 def _signature(graph: EinGraph, node: Node) -> object:
     """What the costs of an expression by itself depend on."""
-    return node.expression, node.extents, node.dtype, node.kernel, tuple(graph.dtype(one) for one in node.inputs)
+    return (
+        node.expression,
+        node.extents,
+        node.dtype,
+        node.kernel,
+        tuple(graph.dtype(one) for one in node.inputs),
+    )
 
 
 def _candidates(
@@ -325,7 +327,7 @@ def _usual_cuts(graph: EinGraph) -> dict[tuple[int, int], Cut]:
     seen: dict[tuple[int, int], Counter[Cut]] = {}
     layouts = [chunks for tensor in graph.inputs.values() if (chunks := tensor.chunks)]
     layouts += [output.chunks for output in graph.outputs if output.chunks]
-    for chunks in (*layouts, *(tuple(cut for _, cut in node.came) for node in graph.nodes.values())):
+    for chunks in (*layouts, *(tuple(axis for _, axis in node.came) for node in graph.nodes.values())):
         for axis in chunks:
             seen.setdefault((sum(axis), len(axis)), Counter())[axis] += 1
     return {key: max(counts, key=lambda axis: (counts[axis], axis)) for key, counts in seen.items()}
@@ -337,7 +339,8 @@ def _that_fit(
     """Candidates whose working set is within the limit; the one that needs least if none is."""
     labels = [label for label, _ in node.extents]
     sizes = [
-        _working_set(graph, node, dict(zip(labels, map(len, candidate))), topology) for candidate in candidates
+        _working_set(graph, node, dict(zip(labels, map(len, candidate))), topology)
+        for candidate in candidates
     ]
     fit = [candidate for candidate, size in zip(candidates, sizes) if size <= limit]
     return fit or [candidates[int(np.argmin(sizes))]]
@@ -355,7 +358,9 @@ def _tables(
         space = spaces[node.name]
         key: object = (id(space), _signature(graph, node))
         if key not in memo:
-            memo[key] = np.array([pricing.node_cost(node, space.partition(n).parts) for n in range(len(space))])
+            memo[key] = np.array(
+                [pricing.node_cost(node, space.partition(n).parts) for n in range(len(space))]
+            )
         alone[node.name] = memo[key].copy()
     for node in graph.nodes.values():
         space = spaces[node.name]
@@ -379,7 +384,9 @@ def _tables(
                 grids, rows, which = spaces[output.source].project(producer.expression.output)
                 target = _Space.of(tuple(map(str, range(len(output.chunks)))), [output.chunks])
                 _, wanted, _ = target.project(target.labels)
-                table = _between(pricing, producer, spaces[output.source], rows, target, target.labels, wanted)
+                table = _between(
+                    pricing, producer, spaces[output.source], rows, target, target.labels, wanted
+                )
                 alone[output.source] += table[which, 0]
     return alone, pairs
 
@@ -465,113 +472,11 @@ def _between(
 def _axis_counts(produced: Cut, consumed: Cut) -> tuple[int, int, int, int, int, bool]:
     """Of one axis: parts of both, largest overlap, pieces, whole pieces, whether equal."""
     pieces, whole = cost.axis_pieces(produced, consumed)
-    return len(produced), len(consumed), cost.largest_overlap(produced, consumed), pieces, whole, produced == consumed
-
-
-def _minimise(
-    alone: dict[str, Table], pairs: dict[tuple[str, str], Table]
-) -> tuple[dict[str, int], float, float]:
-    """The assignment of least total cost, that cost, and a bound on how far from the optimum it may be."""
-    dropped = False
-    full_alone, full_pairs = dict(alone), dict(pairs)
-    kept = {name: np.arange(len(costs)) for name, costs in alone.items()}
-    while True:
-        order = _elimination_order(alone, pairs)
-        if order is not None:
-            break
-        dropped = True
-        largest = max(kept, key=lambda name: (len(kept[name]), name))
-        keep = np.sort(np.argsort(_optimistic(largest, alone, pairs), kind="stable")[: -(-len(kept[largest]) // 2)])
-        kept[largest] = kept[largest][keep]
-        alone = alone | {largest: alone[largest][keep]}
-        pairs = {
-            pair: table[keep] if pair[0] == largest else table[:, keep] if pair[1] == largest else table
-            for pair, table in pairs.items()
-        }
-    value, chosen = _eliminate(order, alone, pairs)
-    indices = {name: int(kept[name][chosen[name]]) for name in chosen}
-    if not dropped:
-        return indices, value, 0.0
-    least = sum(float(costs.min()) for costs in full_alone.values())
-    least += sum(float(table.min()) for table in full_pairs.values())
-    return indices, value, max(value / least - 1, 0.0) if least > 0 else float("inf")
-
-
-def _optimistic(name: str, alone: Mapping[str, Table], pairs: Mapping[tuple[str, str], Table]) -> Table:
-    """For every candidate of ``name`` its own cost and the least its edges can cost."""
-    total = alone[name].copy()
-    for (source, reader), table in pairs.items():
-        if source == name:
-            total += table.min(axis=1)
-        elif reader == name:
-            total += table.min(axis=0)
-    return total
-
-
-def _elimination_order(alone: Mapping[str, Table], pairs: Mapping[tuple[str, str], Table]) -> list[str] | None:
-    """Variables in the order of elimination, smallest joint table first; None if one would pass the cap."""
-    near: dict[str, set[str]] = {name: set() for name in alone}
-    for source, reader in pairs:
-        near[source].add(reader)
-        near[reader].add(source)
-    sizes = {name: len(costs) for name, costs in alone.items()}
-
-    def joint(name: str) -> int:
-        return sizes[name] * prod(sizes[other] for other in near[name])
-
-    weights = {name: joint(name) for name in near}
-    order = []
-    while weights:
-        name = min(weights, key=lambda one: (weights[one], one))
-        if weights.pop(name) > TABLE_CAP:
-            return None
-        order.append(name)
-        others = near.pop(name)
-        for one in others:
-            near[one] |= others - {one}
-            near[one].discard(name)
-        for one in others:
-            weights[one] = joint(one)
-    return order
-
-
-def _eliminate(
-    order: list[str], alone: Mapping[str, Table], pairs: Mapping[tuple[str, str], Table]
-) -> tuple[float, dict[str, int]]:
-    """Eliminate in this order and walk back: the least cost and one choice that has it."""
-    factors: list[tuple[tuple[str, ...], Table]] = [((name,), costs) for name, costs in alone.items()]
-    factors += [(pair, table) for pair, table in pairs.items()]
-    touching: dict[str, list[int]] = {name: [] for name in alone}
-    for number, (scope, _) in enumerate(factors):
-        for name in scope:
-            touching[name].append(number)
-    spent: set[int] = set()
-    steps: list[tuple[str, tuple[str, ...], npt.NDArray[np.int64]]] = []
-    constant = 0.0
-    for name in order:
-        mine = [number for number in touching[name] if number not in spent]
-        spent.update(mine)
-        scope = tuple(dict.fromkeys((name, *(one for number in mine for one in factors[number][0]))))
-        table = reduce(np.add, (_spread(*factors[number], scope) for number in mine))
-        table = np.broadcast_to(table, tuple(len(alone[one]) for one in scope))
-        steps.append((name, scope[1:], table.argmin(axis=0)))
-        least = table.min(axis=0)
-        if len(scope) == 1:
-            constant += float(least)
-            continue
-        factors.append((scope[1:], least))
-        for one in scope[1:]:
-            touching[one].append(len(factors) - 1)
-    chosen: dict[str, int] = {}
-    for name, others, best in reversed(steps):
-        chosen[name] = int(best[tuple(chosen[other] for other in others)])
-    return constant, chosen
-
-
-def _spread(scope: tuple[str, ...], table: Table, wanted: tuple[str, ...]) -> Table:
-    """A table with its axes in the order of ``wanted``, axes it lacks of length 1."""
-    order = sorted(range(len(scope)), key=lambda axis: wanted.index(scope[axis]))
-    present = set(scope)
-    shaped = table.transpose(order)
-    sizes = iter(shaped.shape)
-    return shaped.reshape(tuple(next(sizes) if name in present else 1 for name in wanted))
+    return (
+        len(produced),
+        len(consumed),
+        cost.largest_overlap(produced, consumed),
+        pieces,
+        whole,
+        produced == consumed,
+    )

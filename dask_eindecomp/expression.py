@@ -117,7 +117,9 @@ class Expression:
         if strange:
             raise ExpressionError(f"character {strange[0]!r} in {subscripts!r} is no label; expected letters")
         every = [label for labels in operands for label in labels]
-        output = tuple(right) if arrow else tuple(sorted(label for label in set(every) if every.count(label) == 1))
+        output = (
+            tuple(right) if arrow else tuple(sorted(label for label in set(every) if every.count(label) == 1))
+        )
         unknown = [label for label in output if label not in every]
         if unknown:
             raise ExpressionError(

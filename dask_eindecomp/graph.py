@@ -149,10 +149,13 @@ class EinGraph:
         dtype = np.dtype(dtype).name
         layouts = dict(chunks or {})
         given = {
-            name: Given(name, tuple(map(int, shape)), dtype, layouts.pop(name, None)) for name, shape in inputs.items()
+            name: Given(name, tuple(map(int, shape)), dtype, layouts.pop(name, None))
+            for name, shape in inputs.items()
         }
         if layouts:
-            raise ExpressionError(f"chunks given for {next(iter(layouts))!r}; expected one of {', '.join(given)}")
+            raise ExpressionError(
+                f"chunks given for {next(iter(layouts))!r}; expected one of {', '.join(given)}"
+            )
         for tensor in given.values():
             if tensor.chunks is not None and tuple(map(sum, tensor.chunks)) != tensor.shape:
                 raise ExpressionError(
@@ -168,7 +171,9 @@ class EinGraph:
         leaving = []
         for name in outputs:
             if name not in built:
-                raise ExpressionError(f"output {name!r} is no node; expected one of {', '.join(built) or 'none'}")
+                raise ExpressionError(
+                    f"output {name!r} is no node; expected one of {', '.join(built) or 'none'}"
+                )
             leaving.append(Output(name, name))
         return cls(given, built, tuple(leaving))
 
@@ -193,7 +198,9 @@ class EinGraph:
             return False
         node = self.nodes[reader]
         contracted = node.expression.contracted
-        if node.kernel != "stream" or any(extent > 1 for label, extent in node.extents if label in contracted):
+        if node.kernel != "stream" or any(
+            extent > 1 for label, extent in node.extents if label in contracted
+        ):
             return False
         return all(output.source != source for output in self.outputs)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import warnings
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any
 
 import dask
@@ -125,7 +125,9 @@ class EinDecomp:
         assert plan.baseline_seconds is not None
         if plan.seconds > (1 - margin) * plan.baseline_seconds:
             return f"left to Dask: not {margin:.0%} cheaper than the graph as it came"
-        return f"applied: about {plan.baseline_seconds / plan.seconds:.1f} times as fast as the graph as it came"
+        return (
+            f"applied: about {plan.baseline_seconds / plan.seconds:.1f} times as fast as the graph as it came"
+        )
 
     def _rewrite(self, dsk: HighLevelGraph, keys: Any) -> HighLevelGraph | None:
         """The graph with its planned part lowered; None where Dask's own optimiser does as well."""
@@ -148,7 +150,12 @@ def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan:
     layers |= _outside(dsk, lifted.outside, [*wanted, *sorted(lowered.reads, key=str)], promised)
     owners = {key: name for name, layer in layers.items() for key in layer}
     dependencies = {
-        name: {owners[key] for task in layer.values() for key in getattr(task, "dependencies", ()) if key in owners}
+        name: {
+            owners[key]
+            for task in layer.values()
+            for key in getattr(task, "dependencies", ())
+            if key in owners
+        }
         - {name}
         for name, layer in layers.items()
     }
@@ -176,7 +183,9 @@ def _layer_of(key: Any) -> Any:
     return key[0] if isinstance(key, tuple) else key
 
 
-def _outside(dsk: HighLevelGraph, names: frozenset[str], keys: list[Any], promised: set[str]) -> dict[str, Any]:
+def _outside(
+    dsk: HighLevelGraph, names: frozenset[str], keys: list[Any], promised: set[str]
+) -> dict[str, Any]:
     """Layers that stay, optimised by Dask as if the planned arrays were data."""
     if not names:
         return {}
@@ -212,12 +221,8 @@ def _as_it_came(graph: EinGraph, topology: Topology) -> Plan:
         tasks = graph.nodes[choice.name].tasks
         counted = choice.join.tasks + choice.aggregate.tasks
         seconds = choice.seconds + (tasks - counted) * topology.task_overhead
-        choices.append(
-            replace(
-                choice, join=replace(choice.join, tasks=tasks), aggregate=replace(choice.aggregate, tasks=0),
-                seconds=seconds,
-            )  # fmt: skip
-        )
+        join, combined = replace(choice.join, tasks=tasks), replace(choice.aggregate, tasks=0)
+        choices.append(replace(choice, join=join, aggregate=combined, seconds=seconds))
     return replace(plan, choices=tuple(choices))
 
 
@@ -240,21 +245,18 @@ def find_topology() -> Topology:
     scheduler = _scheduler_here()
     if scheduler is not None:
         workers = sorted(scheduler.workers.values(), key=lambda worker: str(worker.address))
-        found = [(str(worker.address), int(worker.nthreads), int(worker.memory_limit or 0)) for worker in workers]
+        found = [
+            (str(worker.address), int(worker.nthreads), int(worker.memory_limit or 0)) for worker in workers
+        ]
         return _of_workers(found)
     client = _client_here()
     if client is not None:
-        workers = client.scheduler_info(n_workers=-1)["workers"] if _takes_n_workers(client) else (
-            client.scheduler_info()["workers"]
-        )  # fmt: skip
-        return _of_workers([(a, int(w["nthreads"]), int(w["memory_limit"] or 0)) for a, w in sorted(workers.items())])
+        every = {"n_workers": -1} if "n_workers" in signature(client.scheduler_info).parameters else {}
+        workers = client.scheduler_info(**every)["workers"]
+        return _of_workers(
+            [(a, int(w["nthreads"]), int(w["memory_limit"] or 0)) for a, w in sorted(workers.items())]
+        )
     return _of_this_process()
-
-
-def _takes_n_workers(client: Any) -> bool:
-    import inspect
-
-    return "n_workers" in inspect.signature(client.scheduler_info).parameters
 
 
 def _scheduler_here() -> Any:
@@ -302,11 +304,20 @@ def _of_this_process() -> Topology:
     return Topology.of_threads(int(workers))
 
 
-def warn_of_query_planning() -> None:
-    """Say so if Dask's array expressions are on: they never call the hook."""
+class QueryPlanningError(RuntimeError):
+    """Dask's array expressions are on: they have no graph to plan and never call the hook."""
+
+
+def refuse_query_planning() -> None:
+    """Say so if Dask's array expressions are on.
+
+    Raises
+    ------
+    QueryPlanningError
+        If the Dask setting ``array.query-planning`` is on.
+    """
     if dask.config.get("array.query-planning", False):
-        warnings.warn(
-            "array.query-planning is True, so Dask never calls array_optimize and nothing is planned; "
-            "expected False: dask.config.set({'array.query-planning': False}) before dask.array is imported",
-            stacklevel=3,
+        raise QueryPlanningError(
+            "array.query-planning is True, so Dask never calls array_optimize and nothing is planned; expected False "
+            "or None, set before dask.array is imported: dask.config.set({'array.query-planning': False})"
         )

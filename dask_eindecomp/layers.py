@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -25,7 +25,16 @@ from tlz import compose
 
 from dask_eindecomp.partition import Chunks, boundaries
 
-__all__ = ["Layout", "broadcast_axes", "getitem_axes", "is_rechunk", "read_task", "reshape_axes", "tree_base", "tree_function"]
+__all__ = [
+    "Layout",
+    "broadcast_axes",
+    "getitem_axes",
+    "is_rechunk",
+    "read_task",
+    "reshape_axes",
+    "tree_base",
+    "tree_function",
+]
 
 Compose: Any = type(compose(len, str))  # toolz and cytoolz each have their own
 GETITEMS = (operator.getitem, dask.array.chunk.getitem)
@@ -66,7 +75,11 @@ class Layout:
 def read_task(task: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
     """Function, positional and keyword arguments of a task in either of Dask's spellings; keys stand bare."""
     if isinstance(task, Task) and not isinstance(task, List):
-        return task.func, tuple(map(_bare, task.args)), {name: _bare(value) for name, value in task.kwargs.items()}
+        return (
+            task.func,
+            tuple(map(_bare, task.args)),
+            {name: _bare(value) for name, value in task.kwargs.items()},
+        )
     if isinstance(task, tuple) and task and callable(task[0]):
         return task[0], task[1:], {}
     return None
@@ -144,7 +157,9 @@ def _index_axes(index: Any, source: Layout, before: tuple[int, ...]) -> Axes | N
     return (*axes, *range(axis, len(source.shape)))
 
 
-def _lines_up(axes: Axes, before: tuple[int, ...], after: tuple[int, ...], source: Layout, output: Layout) -> bool:
+def _lines_up(
+    axes: Axes, before: tuple[int, ...], after: tuple[int, ...], source: Layout, output: Layout
+) -> bool:
     """Whether a block of the result is the block of the source that the axes say, of the same lengths."""
     if len(axes) != len(after) or len(before) != len(source.shape):
         return False
@@ -202,7 +217,9 @@ def broadcast_axes(layer: Mapping[Any, Any], source: Layout, output: Layout) -> 
             return None
         for position, axis in enumerate(axes):
             if axis is None:
-                if position >= extra and (source.shape[position - extra] != 1 or before[position - extra] != 0):
+                if position >= extra and (
+                    source.shape[position - extra] != 1 or before[position - extra] != 0
+                ):
                     return None
             elif before[axis] != index[position] or source.chunks[axis] != output.chunks[position]:
                 return None
@@ -211,7 +228,9 @@ def broadcast_axes(layer: Mapping[Any, Any], source: Layout, output: Layout) -> 
 
 def _is_broadcast(function: Any) -> bool:
     return function is np.broadcast_to or (
-        isinstance(function, partial) and function.func is np.broadcast_to and set(function.keywords) <= {"subok"}
+        isinstance(function, partial)
+        and function.func is np.broadcast_to
+        and set(function.keywords) <= {"subok"}
     )
 
 
@@ -221,7 +240,9 @@ def is_rechunk(layer: Mapping[Any, Any], source: Layout, output: Layout) -> bool
     if blocks is None or source.shape != output.shape:
         return False
     seen: dict[Any, Box | None] = {}
-    return all(_region((output.name, *index), layer, source, seen) == output.box(index) for index, _ in blocks)
+    return all(
+        _region((output.name, *index), layer, source, seen) == output.box(index) for index, _ in blocks
+    )
 
 
 def _region(key: Any, layer: Mapping[Any, Any], source: Layout, seen: dict[Any, Box | None]) -> Box | None:
@@ -237,7 +258,9 @@ def _region(key: Any, layer: Mapping[Any, Any], source: Layout, seen: dict[Any, 
     return region
 
 
-def _task_region(task: Any, layer: Mapping[Any, Any], source: Layout, seen: dict[Any, Box | None]) -> Box | None:
+def _task_region(
+    task: Any, layer: Mapping[Any, Any], source: Layout, seen: dict[Any, Box | None]
+) -> Box | None:
     if isinstance(task, Alias):
         return _region(task.target, layer, source, seen)
     read = read_task(task)
@@ -251,11 +274,11 @@ def _task_region(task: Any, layer: Mapping[Any, Any], source: Layout, seen: dict
     if getattr(function, "__module__", "").startswith("dask.array") and not keywords:
         if name == "concatenate_shaped" and len(args) == 2:
             boxes = [_region(key, layer, source, seen) for key in args[0]]
-            return _joined(np.array(boxes + [None], dtype=object)[:-1], tuple(args[1]))
+            return _joined(np.array([*boxes, None], dtype=object)[:-1], tuple(args[1]))
         if name == "concatenate3" and len(args) == 1:
             flat, shape = _flatten(args[0])
             boxes = [_region(key, layer, source, seen) for key in flat]
-            return _joined(np.array(boxes + [None], dtype=object)[:-1], shape)
+            return _joined(np.array([*boxes, None], dtype=object)[:-1], shape)
     return None
 
 
@@ -294,7 +317,7 @@ def _joined(boxes: Any, shape: tuple[int, ...]) -> Box | None:
     edges = []
     for axis in range(axes):
         line = [grid[tuple(i if a == axis else 0 for a in range(axes))][axis] for i in range(shape[axis])]
-        if any(one[1] != other[0] for one, other in zip(line, line[1:])):
+        if any(one[1] != other[0] for one, other in pairwise(line)):
             return None
         edges.append(line)
     for index in product(*map(range, shape)):

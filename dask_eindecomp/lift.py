@@ -10,12 +10,9 @@ what it reads keeps the names and chunks it was promised.
 
 from __future__ import annotations
 
-import builtins
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isnan, prod
 from typing import Any
 
@@ -31,7 +28,7 @@ from dask.blockwise import Blockwise, BlockwiseDep
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_eindecomp import kernels, layers
+from dask_eindecomp import functions, kernels, layers
 from dask_eindecomp.expression import Aggregate, Expression, Labels
 from dask_eindecomp.graph import EinGraph, Given, Node, Output
 from dask_eindecomp.layers import Axes, Layout
@@ -41,48 +38,6 @@ __all__ = ["ARRAY_TYPES", "Lifted", "ShapeError", "holds_contraction", "lift"]
 
 ARRAY_TYPES = frozenset({"numpy.ndarray", "cupy.ndarray", "cupy._core.core.ndarray"})
 """Block types whose kernels are tested; blocks of any other type are left alone."""
-
-CONTRACTIONS = (
-    dask.array.einsumfuncs.chunk_einsum,
-    dask.array.routines._tensordot,
-    dask.array.routines._matmul,
-)
-OPERATORS = frozenset(
-    getattr(operator, name)
-    for name in (
-        "abs add and_ eq floordiv ge gt inv invert le lshift lt mod mul ne neg or_ pos pow rshift sub truediv xor"
-    ).split()
-)
-MAPS = (
-    np.where,
-    np.clip,
-    np.real,
-    np.imag,
-    np.angle,
-    np.round,
-    np.around,
-    np.isreal,
-    np.iscomplex,
-    np.nan_to_num,
-    np.fix,
-    np.sinc,
-    np.i0,
-    builtins.abs,
-    builtins.divmod,
-    dask.array.reductions._sqrt,
-    dask.array.reductions.divide,
-    *(f for name in ("astype", "clip", "real", "imag") if (f := getattr(dask.array.chunk, name, None))),
-    *(f for name in ("astype",) if (f := getattr(dask.array.core, name, None))),
-)
-STALE = (
-    dask.array.slicing.getitem_variadic,
-    np.bincount,
-    np.unique,
-    dask.array.routines._unique_internal,
-)
-"""Functions whose arrays get other chunk sizes after Dask has written their layer."""
-TRUSTED = ("dask.array.", "numpy", "dask.utils")
-"""Modules whose reduction functions work for any cut."""
 
 
 class ShapeError(ValueError):
@@ -150,7 +105,10 @@ class Lifted:
 
 def holds_contraction(dsk: HighLevelGraph) -> bool:
     """Whether any layer is a contraction: a quick look that spares all other graphs the work."""
-    return any(type(layer) is Blockwise and layer.task.func in CONTRACTIONS for layer in dsk.layers.values())
+    return any(
+        type(layer) is Blockwise and layer.task.func in functions.CONTRACTIONS
+        for layer in dsk.layers.values()
+    )
 
 
 def lift(dsk: HighLevelGraph, keys: Any, array_types: frozenset[str] = ARRAY_TYPES) -> Lifted:
@@ -211,7 +169,9 @@ class _Lifter:
                 raise NotLifted("data")
             if layer.annotations:
                 raise NotLifted(f"annotated with {', '.join(sorted(layer.annotations))}")
-            found = self.blockwise(name, layer) if type(layer) is Blockwise else self.materialized(name, layer)
+            found = (
+                self.blockwise(name, layer) if type(layer) is Blockwise else self.materialized(name, layer)
+            )
         except NotLifted as reason:
             self.reasons[name] = str(reason)
             self.doubt(name, layer)
@@ -225,8 +185,10 @@ class _Lifter:
         """Forget what Dask says of a layer that stays where it is known to be out of date or wrong."""
         sources = self.dsk.dependencies[name]
         function = layer.task.func if isinstance(layer, Blockwise) else None
-        inner = function in CONTRACTIONS or "keepdims" in getattr(getattr(layer, "task", None), "kwargs", {})
-        if any(_base(function) is stale for stale in STALE) or sources & self.stale:
+        inner = function in functions.CONTRACTIONS or "keepdims" in getattr(
+            getattr(layer, "task", None), "kwargs", {}
+        )
+        if any(functions.base(function) is stale for stale in functions.STALE) or sources & self.stale:
             # chunk sizes became unknown after the layer was written
             self.stale.add(name)
         if name not in self.layouts or (sources & self.foreign and (inner or function is None)):
@@ -291,7 +253,12 @@ class _Lifter:
     # building nodes
 
     def add(
-        self, name: str, operands: list[tuple[View, Labels]], output: Labels, extents: Mapping[str, int], **rest: Any
+        self,
+        name: str,
+        operands: list[tuple[View, Labels]],
+        output: Labels,
+        extents: Mapping[str, int],
+        **rest: Any,
     ) -> View:
         """Add one node, with views folded into its labels, and tell how its result is read."""
         names = _Names({*extents})
@@ -378,14 +345,14 @@ class _Lifter:
 
     def blockwise(self, name: str, layer: Blockwise) -> View | Pending:
         if layer.new_axes or layer.concatenate:
-            raise NotLifted(f"block function {_function_name(layer.task.func)}")
+            raise NotLifted(f"block function {functions.function_name(layer.task.func)}")
         if layer.output_blocks is not None and len(layer) != prod(self.layouts[name].numblocks):
             raise NotLifted("only some of its blocks are wanted")
         function, keywords = layer.task.func, dict(layer.task.kwargs)
         if any(isinstance(value, (GraphNode, TaskRef)) for value in keywords.values()):
             raise NotLifted("an argument is computed")
         arrays, arguments = _arguments(layer)
-        if function in CONTRACTIONS:
+        if function in functions.CONTRACTIONS:
             return self.take_contraction(name, layer, arrays, keywords)
         if function is np.outer and len(arrays) == 2 and not keywords:
             return self.take_outer(name, layer, arrays)
@@ -393,11 +360,11 @@ class _Lifter:
             return self.take_creation(name, layer, keywords)
         if function is np.transpose and len(arrays) == 1 and set(keywords) == {"axes"}:
             return self.take_transpose(layer, arrays[0])
-        if _is_map(function, keywords):
+        if functions.is_map(function, keywords):
             return self.take_map(name, layer, arrays, arguments, keywords)
         if set(keywords) == {"axis", "keepdims"} and keywords["keepdims"] is True and len(arrays) == 1:
             return self.take_reduction(name, layer, arrays[0], keywords)
-        raise NotLifted(f"block function {_function_name(function)}")
+        raise NotLifted(f"block function {functions.function_name(function)}")
 
     def take_contraction(
         self, name: str, layer: Blockwise, arrays: list[tuple[str, Labels]], keywords: dict[str, Any]
@@ -429,7 +396,11 @@ class _Lifter:
                         f"{_title(name)}: contracted axis is {one} long in the left operand but {two} in the right; "
                         "expected equal extents"
                     )
-        cells = {label: blocks for layout, index in zip(layouts, indices) for label, blocks in zip(index, layout.numblocks)}
+        cells = {
+            label: blocks
+            for layout, index in zip(layouts, indices)
+            for label, blocks in zip(index, layout.numblocks)
+        }
         for layout, index in zip(layouts, indices):
             for label, blocks in zip(index, layout.numblocks):
                 cells[label] = max(cells[label], blocks)
@@ -460,7 +431,7 @@ class _Lifter:
             len(layer.indices) != 1
             or keywords
             or type(dependencies[0]).__name__ != "ArrayChunkShapeDep"
-            or _function_name(inner) != "_broadcast_trick_inner"
+            or functions.function_name(inner) != "_broadcast_trick_inner"
             or layer.indices[0][1] != layer.output_indices
         ):
             raise NotLifted("data made block by block")
@@ -489,13 +460,13 @@ class _Lifter:
         if any(source not in self.layouts for source in sources):
             raise NotLifted("an operand is no plain array")
         if not arrays or any(label not in output for _, index in arrays for label in index):
-            raise NotLifted(f"block function {_function_name(layer.task.func)}")
+            raise NotLifted(f"block function {functions.function_name(layer.task.func)}")
         operands, extents, came = self.align(sources, tuple(index for _, index in arrays))
         layout = self.layouts[name]
         if tuple(extents.get(label) for label in output) != layout.shape:
             raise NotLifted("its shape is not that of its operands")
         return self.add(
-            name, operands, output, extents, dtype=layout.dtype.name, join=_function_name(layer.task.func),
+            name, operands, output, extents, dtype=layout.dtype.name, join=functions.function_name(layer.task.func),
             step=kernels.Elementwise(layer.task.func, arguments, tuple(sorted(keywords.items()))),
             kernel="stream", came=came, tasks=0 if self.is_fused(name) else len(layer), came_kernel="stream",
         )  # fmt: skip
@@ -510,15 +481,19 @@ class _Lifter:
         source, index = array
         function = layer.task.func
         axes = keywords["axis"]
-        if not _module(function).startswith(TRUSTED) or not isinstance(axes, tuple):
-            raise NotLifted(f"block function {_function_name(function)}")
+        if not functions.is_trusted(function) or not isinstance(axes, tuple):
+            raise NotLifted(f"block function {functions.function_name(function)}")
         if index != layer.output_indices:
             raise NotLifted("a reduction that moves axes")
         reduced = tuple(index[axis] for axis in axes)
         before = self.pending.get(source)
         if before is not None and before.chunk is None:
             same = {n for n, label in enumerate(before.output) if label in before.contracted} == set(axes)
-            if same and layers.tree_base(function) in (np.sum, dask.array.chunk.sum, dask.array.routines._chunk_sum):
+            if same and layers.tree_base(function) in (
+                np.sum,
+                dask.array.chunk.sum,
+                dask.array.routines._chunk_sum,
+            ):
                 return before
         if source not in self.layouts:
             raise NotLifted("its operand is no plain array")
@@ -536,16 +511,15 @@ class _Lifter:
         if len(sources) != 1:
             raise NotLifted("tasks of its own")
         (source,) = sources
-        if type(layer).__name__ == "P2PRechunkLayer" and source in self.layouts:
-            if self.layouts[source].shape == output.shape:
-                return self.take_rechunk(name, source, prod(output.numblocks))
+        before = self.layouts.get(source)
+        if functions.is_p2p_rechunk(layer) and before is not None and before.shape == output.shape:
+            return self.take_rechunk(name, source, prod(output.numblocks))
         if source in self.pending:
             found = self.take_tree(name, layer, source, self.pending[source])
             if found is not None:
                 return found
-        if source not in self.layouts:
+        if before is None:
             raise NotLifted("tasks of its own")
-        before = self.layouts[source]
         readers = (layers.getitem_axes, layers.reshape_axes)
         for reader in readers:
             axes = reader(layer, before, output)
@@ -576,7 +550,9 @@ class _Lifter:
             tasks=prod(output.numblocks), came_kernel="stream",
         )  # fmt: skip
 
-    def take_tree(self, name: str, layer: Mapping[Any, Any], source: str, pending: Pending) -> View | Pending | None:
+    def take_tree(
+        self, name: str, layer: Mapping[Any, Any], source: str, pending: Pending
+    ) -> View | Pending | None:
         axes = tuple(n for n, index in enumerate(pending.output) if index in pending.contracted)
         read = layers.tree_function(layer, source, pending.numblocks, name, axes)
         if read is None:
@@ -584,7 +560,7 @@ class _Lifter:
         function, keeps, numblocks = read
         complete = all(numblocks[axis] == 1 for axis in axes)
         grown = replace(pending, numblocks=numblocks, tasks=pending.tasks + len(layer))
-        sums = layers.tree_base(function) in (np.sum, dask.array.chunk.sum, dask.array.routines._chunk_sum)
+        sums = layers.tree_base(function) in functions.SUMS
         if pending.chunk is None and not sums:
             return None
         if not complete or (keeps and self.goes_on(name)):
@@ -595,7 +571,9 @@ class _Lifter:
         if not keeps:
             return view
         places = iter(view.axes)
-        return View(view.source, tuple(None if n in axes else next(places) for n in range(len(pending.output))))
+        return View(
+            view.source, tuple(None if n in axes else next(places) for n in range(len(pending.output)))
+        )
 
     def goes_on(self, name: str) -> bool:
         """Whether another level of the same tree reads this one."""
@@ -618,9 +596,13 @@ class _Lifter:
             extents |= {label: 1 for label in output if label not in extents}
         if tuple(extents[label] for label in output) != layout.shape:
             raise NotLifted("its shape is not that of a reduction")
+        assert pending.chunk is not None
         reduced = tuple(labels[axis] for axis in axes)
-        base = layers.tree_base(pending.chunk) if pending.chunk is not None else None
-        title = _function_name(base).removesuffix("_chunk").removeprefix("chunk_")
+        title = (
+            functions.function_name(layers.tree_base(pending.chunk))
+            .removesuffix("_chunk")
+            .removeprefix("chunk_")
+        )
         known = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
         aggregate: Any = known.get(title) or Aggregate(title, None, np.add)
         letters = dict(zip(dict.fromkeys((*labels, *output)), map(_letter, range(len(labels) * 2))))
@@ -794,42 +776,13 @@ def _arguments(layer: Blockwise) -> tuple[list[tuple[str, Labels]], tuple[Any, .
     return arrays, tuple(arguments)
 
 
-def _is_map(function: Any, keywords: Mapping[str, Any]) -> bool:
-    """Whether a block function is known to work element by element."""
-    if function is dask.array.core._enforce_dtype:
-        return _is_map(keywords.get("enforce_dtype_function"), {})
-    if isinstance(function, np.ufunc):
-        return function.signature is None and function.nout == 1 and not set(keywords) - {"dtype", "casting"}
-    if isinstance(function, partial):
-        return not function.args and _is_map(function.func, {**function.keywords, **keywords})
-    try:
-        return function in OPERATORS or any(function is known for known in MAPS)
-    except TypeError:  # not hashable
-        return False
-
-
 def _tensordot_labels(indices: tuple[Labels, ...], axes: tuple[Any, Any]) -> Labels:
     """Labels that a tensordot contracts."""
     left = [indices[0][axis] for axis in axes[0]]
     right = [indices[1][axis] for axis in axes[1]]
     for side, labels in (("left", left), ("right", right)):
         if len(set(labels)) != len(labels):
-            raise ShapeError(f"tensordot contracts an axis of its {side} operand twice: axes={axes}; expected once each")
+            raise ShapeError(
+                f"tensordot contracts an axis of its {side} operand twice: axes={axes}; expected once each"
+            )
     return tuple(left)
-
-
-def _base(function: Any) -> Any:
-    while isinstance(function, partial):
-        function = function.func
-    return function
-
-
-def _function_name(function: Any) -> str:
-    function = _base(function)
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _module(function: Any) -> str:
-    return str(getattr(_base(function), "__module__", ""))
-
-

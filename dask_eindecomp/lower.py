@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -57,7 +57,10 @@ class _Lowering:
         self.graph = graph
         self.partitions = partitions
         self.token = tokenize(
-            [(node.name, node.expression.einsum, partitions[node.name].cuts) for node in graph.nodes.values()],
+            [
+                (node.name, node.expression.einsum, partitions[node.name].cuts)
+                for node in graph.nodes.values()
+            ],
             [(output.name, output.source) for output in graph.outputs],
         )
         self.layers: dict[str, dict[Any, GraphNode]] = {}
@@ -91,12 +94,17 @@ class _Lowering:
         expression = node.expression
         contracted = expression.contracted
         if isinstance(node.step, kernels.Reduction):
-            contracted = (*node.step.labels, *(label for label in contracted if label not in node.step.labels))
+            contracted = (
+                *node.step.labels,
+                *(label for label in contracted if label not in node.step.labels),
+            )
         parts = partition.parts
         partial = prod(parts[label] for label in contracted) > 1
         grid = partition.grid(expression.output)
         join_name, joins = self.layer("join", node.name)
-        target = self.final_name(node, grid) or (self.layer("aggregate", node.name)[0] if partial else join_name)
+        target = self.final_name(node, grid) or (
+            self.layer("aggregate", node.name)[0] if partial else join_name
+        )
         self.chunks[node.name], self.names[node.name] = grid, target
         inline = self.is_inlined(node)
         kernel = _step_kernel(node, partial)
@@ -134,7 +142,12 @@ class _Lowering:
         return grid == wanted and prod(map(len, grid)) == mine.tiles == theirs.tiles
 
     def join(
-        self, key: Any, node: Node, kernel: tuple[Any, Any, Any], partition: Partition, place: Mapping[str, int]
+        self,
+        key: Any,
+        node: Node,
+        kernel: tuple[Any, Any, Any],
+        partition: Partition,
+        place: Mapping[str, int],
     ) -> Task:
         """The task of one tile."""
         step, finish, output = kernel
@@ -142,14 +155,23 @@ class _Lowering:
         arguments = []
         lengths = []
         for source, labels in zip(node.inputs, node.expression.operands):
-            pieces = [_pieces(self.chunks[source][axis], cuts[label])[place[label]] for axis, label in enumerate(labels)]
+            pieces = [
+                _pieces(self.chunks[source][axis], cuts[label])[place[label]]
+                for axis, label in enumerate(labels)
+            ]
             lengths.append(tuple(tuple(stop - start for _, start, stop, _ in axis) for axis in pieces))
             arguments.append(self.operand(source, pieces))
         extents = tuple((label, cuts[label][place.get(label, 0)]) for label in node.expression.labels)
         shared = (node.name, extents, tuple(lengths), output)
         if shared not in self.kernels:  # equal tiles share one kernel: it is pickled once
             self.kernels[shared] = kernels.Join(
-                node.expression.einsum, node.expression.operands, output, extents, tuple(lengths), step, finish
+                node.expression.einsum,
+                node.expression.operands,
+                output,
+                extents,
+                tuple(lengths),
+                step,
+                finish,
             )
         return Task(key, self.kernels[shared], *arguments)
 
@@ -214,7 +236,9 @@ class _Lowering:
                 continue
             lengths = tuple(tuple(stop - start for _, start, stop, _ in axis) for axis in pieces)
             extents = tuple((label, sum(axis)) for label, axis in zip(labels, lengths))
-            function = kernels.Join("repartition", (labels,), labels, extents, (lengths,), kernels.Rearrange())
+            function = kernels.Join(
+                "repartition", (labels,), labels, extents, (lengths,), kernels.Rearrange()
+            )
             tasks[key] = Task(key, function, self.operand(output.source, pieces))
 
 
@@ -233,12 +257,12 @@ def _step_kernel(node: Node, partial: bool) -> tuple[Any, Any, tuple[str, ...]]:
 def _pieces(produced: Cut, consumed: Cut) -> tuple[tuple[Piece, ...], ...]:
     """For every consumed chunk of one axis the pieces of produced chunks it is made of."""
     have, want = boundaries(produced), boundaries(consumed)
-    return tuple(tuple(_overlapping(have, low, high)) for low, high in zip(want, want[1:]))
+    return tuple(tuple(_overlapping(have, low, high)) for low, high in pairwise(want))
 
 
 def _overlapping(have: tuple[int, ...], low: int, high: int) -> Iterator[Piece]:
     found = False
-    for number, (start, stop) in enumerate(zip(have, have[1:])):
+    for number, (start, stop) in enumerate(pairwise(have)):
         first, last = max(start, low), min(stop, high)
         if first < last:
             found = True

@@ -13,6 +13,8 @@ from dask_eindecomp.topology import Topology
 
 __all__ = ["Choice", "Plan"]
 
+NOTHING = Traffic()
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -24,11 +26,11 @@ class Choice:
     """What it computes."""
     cuts: Partition
     """The cut of every label."""
-    join: Traffic = Traffic()
+    join: Traffic = NOTHING
     """What the join ships and computes."""
-    aggregate: Traffic = Traffic()
+    aggregate: Traffic = NOTHING
     """What combining partial results ships and computes."""
-    repartition: Traffic = Traffic()
+    repartition: Traffic = NOTHING
     """What cutting its operands anew ships."""
     seconds: float = 0.0
     """Estimated seconds, its share of the tasks included."""
@@ -70,7 +72,7 @@ class Plan:
     """The machines planned for."""
     gap: float = 0.0
     """0.0 if proven optimal, else a bound on ``cost / optimum - 1``."""
-    delivery: Traffic = Traffic()
+    delivery: Traffic = NOTHING
     """What cutting the results into the chunks they were promised in costs."""
     baseline: Traffic | None = None
     """Traffic of the graph as it came, same model; None if it has none."""
@@ -136,7 +138,17 @@ class Plan:
 
     @property
     def _header(self) -> tuple[str, ...]:
-        return ("expression", "einsum", "partition", "tiles", "join", "aggregate", "repartition", "seconds", "why")
+        return (
+            "expression",
+            "einsum",
+            "partition",
+            "tiles",
+            "join",
+            "aggregate",
+            "repartition",
+            "seconds",
+            "why",
+        )
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
@@ -144,7 +156,8 @@ class Plan:
             (
                 choice.title or choice.name,
                 choice.einsum,
-                " ".join(f"{label}:{parts}" for label, parts in choice.partition.items() if parts > 1) or "whole",
+                " ".join(f"{label}:{parts}" for label, parts in choice.partition.items() if parts > 1)
+                or "whole",
                 str(choice.tiles),
                 readable_bytes(choice.join.nbytes),
                 readable_bytes(choice.aggregate.nbytes),
@@ -195,11 +208,11 @@ class Plan:
         )
         totals = "".join(f"<p>{html.escape(line)}</p>" for line in self._totals)
         alone = "".join(
-            f"<li><code>{html.escape(layer)}</code>: {html.escape(reason)}</li>" for layer, reason in self.left_alone
+            f"<li><code>{html.escape(layer)}</code>: {html.escape(reason)}</li>"
+            for layer, reason in self.left_alone
         )
-        return (
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{totals}"
-            + (f"<p>Left alone:</p><ul>{alone}</ul>" if alone else "")
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{totals}" + (
+            f"<p>Left alone:</p><ul>{alone}</ul>" if alone else ""
         )
 
 
