@@ -49,7 +49,7 @@ def _binary(node: Node) -> list[Node]:
     path, _ = opt_einsum.contract_path(node.expression.einsum, *shapes, shapes=True, optimize="auto")
     parts: list[Node] = []
     for number, picked in enumerate(path):
-        chosen = [operands.pop(position) for position in sorted(picked, reverse=True)]
+        chosen = [operands.pop(position) for position in sorted(picked, reverse=True)][::-1]
         if len(chosen) > 2:  # opt_einsum leaves a last product of many whose order does not matter
             operands += chosen[2:]
             chosen = chosen[:2]

@@ -1,25 +1,46 @@
 """What runs on a worker.
 
-A ``Join`` computes one tile of one expression from the blocks it touches.  The blocks of an operand form a grid of
-*pieces*; the tile falls into *cells* along the common refinement of all pieces' boundaries.  Each cell reads slices
-of pieces (views), computes, and writes into or adds to its part of one result, so no operand is ever put together
-first.  Array functions are called through NumPy's protocols, which send them to the library the blocks come from.
+A `Join` computes one tile of one expression from the blocks it touches.  The blocks of an operand form a
+grid of *pieces*; the boundaries of all pieces together cut the tile into *cells*::
+
+     operand 0        operand 1           tile
+    ┌─────┬───┐      ┌───┬─────┐      ┌───┬─┬───┐
+    │     │   │      │   │     │      │   │ │   │
+    │     │   │  and ├───┼─────┤  =>  ├───┼─┼───┤
+    │     │   │      │   │     │      │   │ │   │
+    └─────┴───┘      └───┴─────┘      └───┴─┴───┘
+
+A cell reads slices of pieces (views), computes, and writes into or adds to its part of one result, so that no
+operand has to be put together first.  Functions of arrays are called through NumPy's protocols, which send
+them to the library the blocks come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from math import prod
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Contraction", "Creation", "Cut", "Elementwise", "Join", "Rearrange", "Reduction", "Slot", "Sum", "TreeReduce"]
+__all__ = [
+    "Contraction", "Creation", "Cut", "Elementwise", "Join", "Rearrange", "Reduction", "Slot", "Sum",
+    "TreeReduce",
+]  # fmt: skip
 
 Array = Any
 Labels = tuple[str, ...]
+Operands = tuple[Labels, ...]
+Extents = Mapping[str, int]
+Pieces = tuple[tuple[int, ...], ...]
+"""For each axis of one operand the lengths of the pieces along it."""
+Stretch = tuple[int, int]
+"""First element and the one past the last, along one axis."""
+Cell = tuple[tuple[slice, ...], bool, Array]
+"""Where it goes in the result, whether it is the first there, and its value."""
 
 SMALL_CELL = 1 << 17
 """Multiply-adds of a cell below which it is faster to put the operands together first."""
@@ -27,7 +48,11 @@ SMALL_CELL = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of an operand among the arguments of a function."""
+    """The place of an operand among the arguments of a function.
+
+    >>> Slot(1).operand
+    1
+    """
 
     operand: int
     """Number of the operand."""
@@ -37,11 +62,12 @@ class Slot:
 class Contraction:
     """Sum of products over the labels the output lacks, through BLAS, in one element type.
 
-    The result is that of ``np.einsum`` on the operands cast to ``dtype``.  Half precision is added up in single
-    precision and cast once at the end.
+    The result is that of ``np.einsum`` on one or two operands cast to `dtype`.  Half precision is added up in
+    single precision and cast once at the end.
 
     >>> matmul = Contraction("int64")
-    >>> matmul((("i", "j"), ("j", "k")), ("i", "k"), {}, np.ones((2, 3), "i1"), np.ones((3, 2), "i1"))
+    >>> extents = {"i": 2, "j": 3, "k": 2}
+    >>> matmul((("i", "j"), ("j", "k")), ("i", "k"), extents, np.ones((2, 3), "i1"), np.ones((3, 2), "i1"))
     array([[3, 3],
            [3, 3]])
     """
@@ -49,107 +75,138 @@ class Contraction:
     dtype: str
     """Element type of the result; all arithmetic is done in it."""
     cast: str | None = None
-    """Element type the operands are cast to first."""
+    """Element type the operands are cast to before that."""
     partial: bool = False
-    """Whether more is to be added, so that half precision stays single."""
+    """Whether more is to be added by `Sum`, so that half precision stays single."""
 
     @property
     def working(self) -> str:
         """Element type that values are added up in."""
-        return "float32" if self.dtype == "float16" else self.dtype
+        return _working(self.dtype)
 
     @property
     def result(self) -> str:
         """Element type that leaves the tile."""
         return self.working if self.partial else self.dtype
 
-    def __call__(
-        self, operands: tuple[Labels, ...], output: Labels, extents: Mapping[str, int], *blocks: Array
-    ) -> Array:
-        """Contract one cell."""
-        labels = []
-        arrays = []
-        elsewhere = [set(output).union(*(set(o) for m, o in enumerate(operands) if m != n)) for n in range(len(operands))]
-        for number, (mine, block) in enumerate(zip(operands, blocks)):
-            array = block if self.cast is None else block.astype(self.cast, copy=False)
-            array, mine = _diagonal(array.astype(self.working, copy=False), mine)
-            alone = tuple(axis for axis, label in enumerate(mine) if label not in elsewhere[number])
-            if alone:  # contracted in this operand only
-                array = _add_up(array, alone, self.working)
-                mine = tuple(label for label in mine if label in elsewhere[number])
-            labels.append(mine)
-            arrays.append(array)
-        if len(arrays) == 1:
-            return _ordered(arrays[0], labels[0], output)
-        return _product(labels[0], labels[1], output, arrays[0], arrays[1])
+    def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
+        """Contract one cell, in the working type."""
+        assert 1 <= len(blocks) <= 2, f"{len(blocks)} operands; expected one or two"
+        contracted = {label for labels in operands for label in labels} - {*output}
+        if not all(extents[label] for label in contracted):
+            # nothing is added up, so that not even an infinity in the other operand counts
+            return np.zeros_like(blocks[0], shape=_lengths(extents, output), dtype=self.working)
+        prepared = []
+        for number, (block, labels) in enumerate(zip(blocks, operands)):
+            others = (theirs for other, theirs in enumerate(operands) if other != number)
+            prepared.append(self._prepared(block, labels, output, {*output}.union(*others)))
+        array, labels = prepared[0] if len(prepared) == 1 else _product(*prepared[0], *prepared[1], output)
+        return _spread(array, labels, output, extents)
+
+    def _prepared(
+        self, array: Array, labels: Labels, output: Labels, elsewhere: set[str]
+    ) -> tuple[Array, Labels]:
+        """An operand in the working type that has each label once, and none that nothing else has."""
+        array, labels = _diagonal(array, labels)
+        for dtype in (self.cast, self.dtype, self.working):
+            array = array if dtype is None else array.astype(dtype, copy=False)
+        single = (n for n, label in enumerate(labels) if label not in output and array.shape[n] == 1)
+        array, labels = _squeezed(array, labels, tuple(single))
+        alone = tuple(n for n, label in enumerate(labels) if label not in elsewhere)
+        if alone:
+            # libraries differ in whether a sum of logical values can be one
+            logical = self.dtype == "bool"
+            array = array.any(axis=alone) if logical else array.sum(axis=alone, dtype=self.working)
+        return array, tuple(label for label in labels if label in elsewhere)
 
 
-def _add_up(array: Array, axes: tuple[int, ...], dtype: str) -> Array:
-    return array.any(axis=axes) if dtype == "bool" else array.sum(axis=axes, dtype=dtype)
+def _working(dtype: str) -> str:
+    """Element type in which values of another are added up."""
+    return "float32" if dtype == "float16" else dtype
+
+
+def _lengths(extents: Extents, labels: Iterable[str]) -> tuple[int, ...]:
+    return tuple(extents[label] for label in labels)
 
 
 def _diagonal(array: Array, labels: Labels) -> tuple[Array, Labels]:
     """One axis for each label: the diagonal where a label stands twice."""
-    while len(set(labels)) != len(labels):
+    while len({*labels}) < len(labels):
         label = next(one for one in labels if labels.count(one) > 1)
         first, second = [axis for axis, one in enumerate(labels) if one == label][:2]
         array = array.diagonal(axis1=first, axis2=second)
-        rest = tuple(one for axis, one in enumerate(labels) if axis not in (first, second))
-        labels = (*rest, label)
+        labels = (*(one for axis, one in enumerate(labels) if axis not in (first, second)), label)
     return array, labels
 
 
-def _ordered(array: Array, labels: Labels, output: Labels) -> Array:
-    """Axes in the order of the output, which has the same labels."""
-    order = tuple(labels.index(label) for label in output)
-    return array if order == tuple(range(len(order))) else array.transpose(order)
+def _squeezed(array: Array, labels: Labels, axes: tuple[int, ...]) -> tuple[Array, Labels]:
+    """Without these axes, whose length is 1."""
+    if not axes:
+        return array, labels
+    return array.squeeze(axis=axes), tuple(label for axis, label in enumerate(labels) if axis not in axes)
 
 
-def _product(one: Labels, two: Labels, output: Labels, x: Array, y: Array) -> Array:
-    """Contract two arrays whose labels are distinct and all either shared or in the output."""
-    contracted = tuple(label for label in one if label in two and label not in output)
+def _ordered(array: Array, labels: Labels, order: Labels) -> Array:
+    """Axes in another order of the same labels."""
+    return array if labels == order else array.transpose(tuple(map(labels.index, order)))
+
+
+def _aligned(array: Array, labels: Labels, output: Labels) -> Array:
+    """An array that broadcasts against the output: its labels in order, length 1 for those it lacks.
+
+    Leading axes are left to NumPy.  What has no axes gets none and what has some keeps one: NumPy 1 gives
+    them different say in the element type of a result.
+    """
+    had_axes = bool(labels)
+    array, labels = _diagonal(array, labels)
+    gone = tuple(axis for axis, label in enumerate(labels) if label not in output)
+    array, labels = _squeezed(array, labels, gone)
+    present = tuple(label for label in output if label in labels)
+    array = _ordered(array, labels, present)
+    if not present:
+        return array.reshape((1,)) if had_axes and output else array
+    tail = output[output.index(present[0]) :]
+    lengths = dict(zip(present, array.shape))
+    return array if tail == present else array.reshape(tuple(lengths.get(label, 1) for label in tail))
+
+
+def _spread(array: Array, labels: Labels, output: Labels, extents: Extents) -> Array:
+    """An array with the output's labels, repeated along those it lacks."""
+    array = _aligned(array, labels, output)
+    shape = _lengths(extents, output)
+    return array if array.shape == shape else np.broadcast_to(array, shape)
+
+
+def _product(x: Array, one: Labels, y: Array, two: Labels, output: Labels) -> tuple[Array, Labels]:
+    """Contract two arrays; every label is in the other or in the output.  The result and its labels."""
+    longer = one if x.size >= y.size else two  # axes merged in the order they lie in are not copied
+    contracted = tuple(label for label in longer if label in one and label in two and label not in output)
     batch = tuple(label for label in output if label in one and label in two)
-    left = tuple(label for label in output if label in one and label not in two)
-    right = tuple(label for label in output if label in two and label not in one)
-    lengths = dict(zip((*one, *two), (*x.shape, *y.shape)))
+    left = tuple(label for label in one if label not in two)
+    right = tuple(label for label in two if label not in one)
     if not contracted:
-        order = (*batch, *left, *right)
-        x = _ordered(x, one, (*batch, *left)).reshape((*x_shape(lengths, (*batch, *left)), *(1 for _ in right)))
-        y = _ordered(y, two, (*batch, *right)).reshape(
-            (*x_shape(lengths, batch), *(1 for _ in left), *x_shape(lengths, right))
-        )
-        return _ordered(np.multiply(x, y), order, output)
-    if batch and not left and not right and all(lengths[label] for label in contracted):
-        letters = {label: chr(97 + n) for n, label in enumerate((*batch, *contracted))}
-        terms = ["".join(letters[label] for label in labels) for labels in (one, two, output)]
-        if x.dtype.kind != "b":
-            return np.einsum(f"{terms[0]},{terms[1]}->{terms[2]}", x, y)
-    rows, inner, columns, batches = (
-        prod(lengths[label] for label in labels) for labels in (left, contracted, right, batch)
-    )
-    x = _for_blas(_ordered(x, one, (*batch, *left, *contracted)), x_shape(lengths, batch), (rows, inner))
-    y = _for_blas(_ordered(y, two, (*batch, *contracted, *right)), x_shape(lengths, batch), (inner, columns))
-    result = np.matmul(x, y).reshape(x_shape(lengths, (*batch, *left, *right)))
-    return _ordered(result, (*batch, *left, *right), output)
+        either = tuple(label for label in output if label in one or label in two)
+        return np.multiply(_aligned(x, one, either), _aligned(y, two, either)), either
+    if not left and not right:  # matmul would be a loop of dot products, over copies if they are strided
+        numbers = [[*map(one.index, labels)] for labels in (one, two, batch)]
+        return np.einsum(x, numbers[0], y, numbers[1], numbers[2]), batch
+    lengths = dict(zip((*one, *two), (*x.shape, *y.shape)))
+    stack = _lengths(lengths, batch)
+    rows, inner, columns = (prod(_lengths(lengths, labels)) for labels in (left, contracted, right))
+    x = _for_blas(_ordered(x, one, (*batch, *left, *contracted)).reshape((*stack, rows, inner)))
+    y = _for_blas(_ordered(y, two, (*batch, *contracted, *right)).reshape((*stack, inner, columns)))
+    labels = (*batch, *left, *right)
+    return np.matmul(x, y).reshape(_lengths(lengths, labels)), labels
 
 
-def x_shape(lengths: Mapping[str, int], labels: Labels) -> tuple[int, ...]:
-    """Lengths of these labels."""
-    return tuple(lengths[label] for label in labels)
-
-
-def _for_blas(array: Array, batch: tuple[int, ...], matrix: tuple[int, int]) -> Array:
+def _for_blas(array: Array) -> Array:
     """A stack of matrices with strides that BLAS takes; NumPy's matmul is a slow loop on any others."""
-    array = array.reshape((*batch, *matrix))
-    if type(array) is np.ndarray and array.size and array.dtype.kind in "fc":
-        row, column = array.strides[-2:]
-        size = array.itemsize
-        tall, wide = matrix
-        rows_fit = column == size and row % size == 0 and row >= wide * size
-        columns_fit = row == size and column % size == 0 and column >= tall * size
-        if not (rows_fit or columns_fit):
-            return array.copy()
-    return array
+    if type(array) is not np.ndarray or array.dtype.kind not in "fc":
+        return array
+    (tall, wide), (down, across), size = array.shape[-2:], array.strides[-2:], array.itemsize
+    by_rows = across == size and down % size == 0 and down >= wide * size
+    by_columns = down == size and across % size == 0 and across >= tall * size
+    return array if by_rows or by_columns else array.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,114 +219,92 @@ class Elementwise:
     """
 
     function: Callable[..., Any]
-    """Called with whole arrays."""
+    """Called with whole arrays that broadcast against each other."""
     arguments: tuple[Any, ...]
     """Its positional arguments, with slots for the operands."""
     keywords: tuple[tuple[str, Any], ...] = ()
     """Its keyword arguments."""
 
-    def __call__(
-        self, operands: tuple[Labels, ...], output: Labels, extents: Mapping[str, int], *blocks: Array
-    ) -> Array:
+    def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
         """Compute one cell."""
-        aligned = [_aligned(block, labels, output) for labels, block in zip(operands, blocks)]
-        arguments = [aligned[a.operand] if isinstance(a, Slot) else a for a in self.arguments]
+        aligned = [_aligned(block, labels, output) for block, labels in zip(blocks, operands)]
+        arguments = [aligned[one.operand] if isinstance(one, Slot) else one for one in self.arguments]
         result = self.function(*arguments, **dict(self.keywords))
-        shape = x_shape(extents, output)
-        return result if np.shape(result) == shape else np.broadcast_to(result, shape)
-
-
-def _aligned(array: Array, labels: Labels, output: Labels) -> Array:
-    """An array that broadcasts against the output: its labels in order, axes of length 1 for those it lacks.
-
-    Leading axes are left to NumPy, so that what has no axes keeps none.
-    """
-    array, labels = _diagonal(array, labels)
-    gone = tuple(axis for axis, label in enumerate(labels) if label not in output)
-    if gone:
-        array = array.squeeze(axis=gone)
-        labels = tuple(label for label in labels if label in output)
-    present = tuple(label for label in output if label in labels)
-    array = _ordered(array, labels, present)
-    if not present:
-        return array
-    tail = output[output.index(present[0]) :]
-    if len(tail) == len(present):
-        return array
-    lengths = dict(zip(present, array.shape))
-    return array.reshape(tuple(lengths.get(label, 1) for label in tail))
+        shape = _lengths(extents, output)
+        return result if getattr(result, "shape", ()) == shape else np.broadcast_to(result, shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Rearrange:
-    """The same values with axes moved, dropped, inserted or repeated."""
+    """The same values with axes moved, dropped, inserted or repeated.
 
-    def __call__(
-        self, operands: tuple[Labels, ...], output: Labels, extents: Mapping[str, int], *blocks: Array
-    ) -> Array:
+    >>> Rearrange()((("i", "j"),), ("j", "i"), {"i": 1, "j": 2}, np.array([[4, 5]]))
+    array([[4],
+           [5]])
+    """
+
+    def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
         """Rearrange one cell."""
-        array = _aligned(blocks[0], operands[0], output)
-        shape = x_shape(extents, output)
-        return array if array.shape == shape else np.broadcast_to(array, shape)
+        return _spread(blocks[0], operands[0], output, extents)
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """Values made from a shape."""
+    """Values made from a shape.
+
+    >>> Creation(np.full, (("fill_value", 7),))((), ("i",), {"i": 2})
+    array([7, 7])
+    """
 
     function: Callable[..., Any]
     """Called with the shape of a tile."""
     keywords: tuple[tuple[str, Any], ...] = ()
     """Its keyword arguments."""
 
-    def __call__(
-        self, operands: tuple[Labels, ...], output: Labels, extents: Mapping[str, int], *blocks: Array
-    ) -> Array:
+    def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
         """Make one cell."""
-        return self.function(x_shape(extents, output), **dict(self.keywords))
+        return self.function(_lengths(extents, output), **dict(self.keywords))
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The first step of a reduction by functions that follow Dask's protocol."""
+    """The first step of a reduction by functions that follow Dask's protocol.
+
+    >>> blocks = [np.array([[1, 5]]), np.array([[4, 2]])]
+    >>> greatest = lambda lines: np.max(lines, axis=0)
+    >>> Reduction(np.max, ("i",), greatest).tile("max", ("i", "j"), ((1, 1), (2,)), blocks)
+    array([[4, 5]])
+    """
 
     chunk: Callable[..., Any]
     """Reduces one block; called with ``axis`` and ``keepdims``."""
     labels: Labels
     """What is reduced."""
     combine: Callable[..., Any] | None = None
-    """Combines nested lists of what ``chunk`` gives; None to put pieces together first."""
+    """Takes nested lists of what `chunk` gives, one level a reduced axis; None to merge pieces first."""
 
-    def tile(self, labels: Labels, blocks: list[Array], grid: tuple[int, ...]) -> Any:
-        """Reduce one tile given as a grid of pieces."""
-        axes = tuple(labels.index(label) for label in self.labels)
-        kept = [axis for axis in range(len(labels)) if self.combine is None or axis not in axes]
-        pieces = np.empty(grid, dtype=object)
-        for index, block in zip(product(*map(range, grid)), blocks):
-            pieces[index] = block
-        merged, grid = _concatenate(pieces, kept)
-        partials = [self.chunk(block, axis=axes, keepdims=True) for block in merged]
-        if len(partials) == 1:
+    def tile(self, expression: str, labels: Labels, pieces: Pieces, blocks: list[Array]) -> Any:
+        """Reduce a tile given as a grid of pieces."""
+        axes = tuple(map(labels.index, self.labels))
+        apart = () if self.combine is None else tuple(sorted(axes))
+        groups: dict[tuple[int, ...], list[Array]] = {}
+        for index, block in zip(product(*(range(len(axis)) for axis in pieces)), blocks):
+            groups.setdefault(tuple(index[axis] for axis in apart), []).append(block)
+        partials = []
+        for place, group in groups.items():
+            mine = list(pieces)
+            for axis, number in zip(apart, place):
+                mine[axis] = (pieces[axis][number],)
+            partials.append(self.chunk(_merged(expression, tuple(mine), group), axis=axes, keepdims=True))
+        if self.combine is None or len(partials) == 1:
             return partials[0]
-        assert self.combine is not None
-        return self.combine(_nested(partials, tuple(grid[axis] for axis in axes)))
+        return self.combine(_nested(partials, tuple(len(pieces[axis]) for axis in apart)))
 
 
-def _concatenate(pieces: Any, axes: list[int]) -> tuple[list[Array], tuple[int, ...]]:
-    """Put pieces together along some axes: what is left in row-major order, and its grid."""
-    for axis in axes:
-        if pieces.shape[axis] == 1:
-            continue
-        grid = (*pieces.shape[:axis], 1, *pieces.shape[axis + 1 :])
-        merged = np.empty(grid, dtype=object)
-        for index in product(*map(range, grid)):
-            line = [pieces[(*index[:axis], n, *index[axis + 1 :])] for n in range(pieces.shape[axis])]
-            merged[index] = np.concatenate(line, axis=axis)
-        pieces = merged
-    return list(pieces.flat), pieces.shape
+CellStep = Contraction | Elementwise | Rearrange | Creation
 
 
-def _nested(flat: list[Any], shape: tuple[int, ...]) -> Any:
+def _nested(flat: Sequence[Any], shape: tuple[int, ...]) -> Any:
     """Nested lists of this shape from a row-major list."""
     if not shape:
         return flat[0]
@@ -277,7 +312,13 @@ def _nested(flat: list[Any], shape: tuple[int, ...]) -> Any:
     return [_nested(flat[start : start + size], shape[1:]) for start in range(0, len(flat), size)]
 
 
-Step = Contraction | Elementwise | Rearrange | Creation | Reduction
+def _merged(expression: str, pieces: Pieces, blocks: list[Array]) -> Array:
+    """One block of a row-major grid of pieces."""
+    if len(blocks) == 1:
+        return blocks[0]
+    labels = tuple(map(str, range(len(pieces))))
+    extents = tuple(zip(labels, map(sum, pieces)))
+    return Join(expression, (labels,), labels, extents, (pieces,), Rearrange())(blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,135 +333,127 @@ class Join:
 
     expression: str
     """What is computed, for messages."""
-    operands: tuple[Labels, ...]
+    operands: Operands
     """Labels of each operand's axes."""
     output: Labels
     """Labels of the result's axes."""
     extents: tuple[tuple[str, int], ...]
     """Length of every label inside this tile."""
-    pieces: tuple[tuple[tuple[int, ...], ...], ...]
+    pieces: tuple[Pieces, ...]
     """For each operand and axis the lengths of the pieces along it."""
-    step: Step
-    """How one cell is computed."""
+    step: CellStep | Reduction
+    """How one cell is computed, or the whole tile reduced."""
     finish: Callable[..., Any] | None = None
-    """Applied to the result; for a reduction, Dask's aggregate function."""
+    """Applied to the result; for a reduction, Dask's aggregate function, which takes nested lists."""
 
     def __call__(self, *blocks: Any) -> Any:
-        """Compute the tile; an operand of several pieces comes as a list, row-major."""
-        grids = [tuple(map(len, axes)) for axes in self.pieces]
-        lists = [
-            list(block) if prod(grid) != 1 else block if isinstance(block, list) else [block]
-            for block, grid in zip(blocks, grids)
-        ]
-        self._check(lists)
+        """Compute the tile; an operand of several pieces comes as a list, row-major.
+
+        Raises
+        ------
+        ValueError
+            If a block is not an array of the shape the graph gave it.
+        """
+        assert len(blocks) == len(self.operands), f"{len(blocks)} operands for {self.expression!r}"
+        alone = [prod(map(len, axes)) == 1 for axes in self.pieces]
+        operands = [[block] if single else block for block, single in zip(blocks, alone)]
+        self._check(operands)
         if isinstance(self.step, Reduction):
-            partial = self.step.tile(self.operands[0], lists[0], grids[0])
-            return partial if self.finish is None else self.finish(_nested([partial], (1,) * len(self.step.labels)))
-        result = self._cells(lists, grids)
+            result = self.step.tile(self.expression, self.operands[0], self.pieces[0], operands[0])
+            result = result if self.finish is None else _nested([result], (1,) * len(self.step.labels))
+        else:
+            result = self._tile(self.step, operands)
         return result if self.finish is None else self.finish(result)
 
-    def _check(self, lists: list[list[Array]]) -> None:
+    def _check(self, operands: list[list[Array]]) -> None:
         """Refuse blocks that are not what the graph said of them."""
-        for number, (blocks, axes) in enumerate(zip(lists, self.pieces)):
+        for number, (blocks, axes) in enumerate(zip(operands, self.pieces)):
             shapes = list(product(*axes))
-            if len(blocks) != len(shapes):
-                raise ValueError(
-                    f"operand {number} of {self.expression!r} came in {len(blocks)} blocks; expected {len(shapes)}"
-                )
+            assert len(blocks) == len(shapes), f"operand {number} in {len(blocks)} blocks, not {len(shapes)}"
             for block, shape in zip(blocks, shapes):
                 found = getattr(block, "shape", None)
+                if found is None or not hasattr(block, "dtype"):
+                    raise ValueError(
+                        f"operand {number} of {self.expression!r} has a block that is no array but a "
+                        f"{type(block).__name__}; expected an array of shape {shape}"
+                    )
                 if found != shape:
                     raise ValueError(
-                        f"operand {number} of {self.expression!r} has a block of shape {found} "
-                        f"({type(block).__name__}); expected {shape}"
+                        f"operand {number} of {self.expression!r} has a block of shape {found}; "
+                        f"expected {shape}"
                     )
 
-    def _cells(self, lists: list[list[Array]], grids: list[tuple[int, ...]]) -> Array:
-        """Compute every cell into one result."""
-        assert not isinstance(self.step, Reduction)
+    def _tile(self, step: CellStep, operands: list[list[Array]]) -> Array:
+        """Compute every cell, into one result if there are several."""
+        stretches = self._stretches()
+        count = prod(map(len, stretches.values()))
         extents = dict(self.extents)
-        step = self.step
-        dtype = step.result if isinstance(step, Contraction) else None
-        edges = self._edges(extents)
-        count = prod(map(len, edges.values()))
-        if count == 1:
-            result = step(self.operands, self.output, extents, *(blocks[0] for blocks in lists))
-            return result if dtype is None else result.astype(dtype, copy=False)
-        if isinstance(step, Contraction) and prod(extents.values()) < SMALL_CELL * count:
-            whole = []
-            for blocks, grid in zip(lists, grids):
-                pieces = np.empty(grid, dtype=object)
-                for index, block in zip(product(*map(range, grid)), blocks):
-                    pieces[index] = block
-                whole.append(_concatenate(pieces, list(range(len(grid))))[0])
-            single = tuple(tuple((sum(axis),) for axis in axes) for axes in self.pieces)
-            return replace(self, pieces=single, finish=None)(*(blocks[0] for blocks in whole))
-        shape = x_shape(extents, self.output)
-        result = None
-        written: set[tuple[int, ...]] = set()
-        working = step.working if isinstance(step, Contraction) else None
-        for bounds in self._walk(edges):
-            cell = self._cell(step, lists, grids, bounds)
-            if result is None:
-                result = np.empty_like(cell, shape=shape, dtype=working or cell.dtype, order="C", subok=True)
-            place = tuple(slice(*bounds[label]) for label in self.output)
-            start = tuple(bounds[label][0] for label in self.output)
-            if start not in written:
-                written.add(start)
-                result[place] = cell
-            elif result.dtype.kind == "b":
-                result[place] |= cell
-            else:
-                result[place] += cell
-        assert result is not None
-        return result if dtype is None else result.astype(dtype, copy=False)
+        if isinstance(step, Contraction) and count > 1 and prod(extents.values()) < SMALL_CELL * count:
+            merged = [_merged(self.expression, axes, blocks) for axes, blocks in zip(self.pieces, operands)]
+            pieces = tuple(tuple((sum(axis),) for axis in axes) for axes in self.pieces)
+            return replace(self, pieces=pieces)._tile(step, [[block] for block in merged])
+        cells = self._cells(step, operands, stretches)
+        result = next(cells)[-1] if count == 1 else _assembled(cells, _lengths(extents, self.output))
+        return result.astype(step.result, copy=False) if isinstance(step, Contraction) else result
 
-    def _edges(self, extents: Mapping[str, int]) -> dict[str, list[tuple[int, int]]]:
+    def _stretches(self) -> dict[str, list[Stretch]]:
         """For every label the stretches between boundaries of any operand's pieces."""
-        marks: dict[str, set[int]] = {label: {0, extent} for label, extent in self.extents}
+        marks = {label: {0, extent} for label, extent in self.extents}
         for labels, axes in zip(self.operands, self.pieces):
             for label, lengths in zip(labels, axes):
                 marks[label].update(accumulate(lengths))
-        cells = {}
-        for label, found in marks.items():
-            line = sorted(found)
-            cells[label] = list(zip(line, line[1:])) or [(0, 0)]
-        return cells
+        return {label: [*pairwise(sorted(found))] or [(0, 0)] for label, found in marks.items()}
 
-    def _walk(self, edges: Mapping[str, list[tuple[int, int]]]) -> Iterator[dict[str, tuple[int, int]]]:
-        """Every cell: where it begins and ends along each label, one part of the result after the other."""
-        labels = (*self.output, *(label for label in edges if label not in self.output))
-        for bounds in product(*(edges[label] for label in labels)):
-            yield dict(zip(labels, bounds))
-
-    def _cell(
-        self,
-        step: Contraction | Elementwise | Rearrange | Creation,
-        lists: list[list[Array]],
-        grids: list[tuple[int, ...]],
-        bounds: Mapping[str, tuple[int, int]],
-    ) -> Array:
-        slices = []
-        for labels, axes, blocks, grid in zip(self.operands, self.pieces, lists, grids):
-            position = 0
-            inside = []
-            for label, lengths, count in zip(labels, axes, grid):
-                low, high = bounds[label]
-                number, start = _holder(lengths, low, high)
-                position = position * count + number
-                inside.append(slice(low - start, high - start))
-            slices.append(blocks[position][tuple(inside)])
-        return step(self.operands, self.output, {label: high - low for label, (low, high) in bounds.items()}, *slices)
+    def _cells(
+        self, step: CellStep, operands: list[list[Array]], stretches: Mapping[str, list[Stretch]]
+    ) -> Iterator[Cell]:
+        """Compute one cell after the other, all that go to one place in a row."""
+        places = [
+            [_places(lengths, stretches[label]) for label, lengths in zip(labels, axes)]
+            for labels, axes in zip(self.operands, self.pieces)
+        ]
+        labels = (*self.output, *(label for label in stretches if label not in self.output))
+        for numbers in product(*(range(len(stretches[label])) for label in labels)):
+            cell = dict(zip(labels, numbers))
+            bounds = {label: stretches[label][number] for label, number in cell.items()}
+            extents = {label: stop - start for label, (start, stop) in bounds.items()}
+            views = []
+            for blocks, mine, axes, found in zip(operands, self.operands, self.pieces, places):
+                position, inside = 0, []
+                for label, lengths, where in zip(mine, axes, found):
+                    number, part = where[cell[label]]
+                    position = position * len(lengths) + number
+                    inside.append(part)
+                block = blocks[position]
+                views.append(block if block.shape == _lengths(extents, mine) else block[tuple(inside)])
+            place = tuple(slice(*bounds[label]) for label in self.output)
+            yield place, not any(numbers[len(place) :]), step(self.operands, self.output, extents, *views)
 
 
-def _holder(lengths: tuple[int, ...], low: int, high: int) -> tuple[int, int]:
-    """Number and start of the piece that holds a stretch."""
-    start = 0
-    for number, length in enumerate(lengths):
-        if start <= low and high <= start + length and (length or low == high):
-            return number, start
-        start += length
-    raise AssertionError(f"no piece of {lengths} holds {low} to {high}")
+def _places(lengths: tuple[int, ...], stretches: list[Stretch]) -> list[tuple[int, slice]]:
+    """For every stretch the number of the piece that holds it, and where in that piece it is."""
+    stops = [*accumulate(lengths)]
+    places = []
+    for start, stop in stretches:
+        number = bisect_left(stops, stop)
+        first = stops[number] - lengths[number]
+        places.append((number, slice(start - first, stop - first)))
+    return places
+
+
+def _assembled(cells: Iterator[Cell], shape: tuple[int, ...]) -> Array:
+    """One array of all cells; those that go to the same place are added."""
+    result: Array = None
+    for place, first, value in cells:
+        if result is None:
+            result = np.empty_like(value, shape=shape, order="C")
+        elif value.dtype != result.dtype:  # strings of another length, or metadata that was wrong
+            result = result.astype(np.promote_types(result.dtype, value.dtype), copy=False)
+        if first:
+            result[place] = value
+        else:
+            result[place] += value
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,23 +468,23 @@ class Sum:
     """Element type of the result."""
 
     def __call__(self, partials: list[Array]) -> Array:
-        """Add them up."""
-        first, *rest = partials
-        if not rest:
-            return first.astype(self.dtype, copy=False)
-        logical = self.dtype == "bool"
-        total = np.logical_or(first, rest[0]) if logical else np.add(first, rest[0])
-        for partial in rest[1:]:
-            if logical:
-                total |= partial
-            else:
+        """Add them up; of logical values, whether any is true."""
+        total, *rest = partials
+        for number, partial in enumerate(rest):
+            if number:
                 total += partial
+            else:  # a new array: the first partial result is someone else's
+                total = np.add(total, partial, dtype=_working(self.dtype))
         return total.astype(self.dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeReduce:
-    """Hands partial results to a function of Dask's reduction protocol."""
+    """Hands partial results to a function of Dask's reduction protocol.
+
+    >>> TreeReduce(lambda nested: nested, (2, 2))([1, 2, 3, 4])
+    [[1, 2], [3, 4]]
+    """
 
     function: Callable[..., Any]
     """Takes nested lists, one level a reduced axis."""
@@ -459,8 +492,8 @@ class TreeReduce:
     """Number of partial results along each reduced axis."""
 
     def __call__(self, partials: list[Any]) -> Any:
-        """Combine them."""
-        return self.function(_nested(list(partials), self.shape))
+        """Combine them; they come row-major."""
+        return self.function(_nested(partials, self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,8 +504,8 @@ class Cut:
     array([1, 2])
     """
 
-    bounds: tuple[tuple[int, int], ...]
-    """First and last element along each axis."""
+    bounds: tuple[Stretch, ...]
+    """For each axis the first element and the one past the last."""
 
     def __call__(self, block: Array) -> Array:
         """The part; a copy if it is small, so that the block is not kept for its sake."""
