@@ -12,7 +12,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dask_eindecomp", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,explain}")
     commands.add_parser("demo", add_help=False, help="a sentence encoder with the hook off and on")
-    explaining = commands.add_parser("explain", help="print the plan of the Dask array a script leaves in a variable")
+    explaining = commands.add_parser(
+        "explain", help="print the plan of the Dask array a script leaves in a variable"
+    )
     explaining.add_argument("script", help="Python file to run")
     explaining.add_argument("--variable", default="result", help="name of the array (default: result)")
     explaining.add_argument("--workers", type=int, help="plan for so many single-threaded workers")
@@ -32,7 +34,10 @@ def _explain(options: argparse.Namespace) -> int:
 
     names = runpy.run_path(options.script)
     if options.variable not in names:
-        print(f"{options.script} has no variable {options.variable!r}; name one with --variable", file=sys.stderr)
+        print(
+            f"{options.script} has no variable {options.variable!r}; name one with --variable",
+            file=sys.stderr,
+        )
         return 2
     topology = None if options.workers is None else Topology(workers=options.workers)
     plan = explain(names[options.variable], topology=topology)

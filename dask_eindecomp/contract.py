@@ -69,6 +69,7 @@ def _binary(node: Node) -> list[Node]:
         came=tuple((label, came[label]) for label in expression.labels) if came else (),
         dtype=node.dtype,
         step=None if node.step is None else replace(node.step, dtype=node.dtype),
+        finish=node.finish,
         tasks=node.tasks,
         title=node.title,
     )

@@ -19,13 +19,25 @@ import dask.array.routines
 import dask.array.slicing
 import numpy as np
 
-__all__ = ["CONTRACTIONS", "STALE", "SUMS", "base", "function_name", "is_map", "is_p2p_rechunk", "is_trusted"]
+__all__ = [
+    "CONTRACTIONS",
+    "MOVES",
+    "STALE",
+    "SUMS",
+    "base",
+    "function_name",
+    "is_map",
+    "is_p2p_rechunk",
+    "is_trusted",
+]
 
 CONTRACTIONS = (
     dask.array.einsumfuncs.chunk_einsum,
     dask.array.routines._tensordot,
     dask.array.routines._matmul,
 )
+MOVES = (np.transpose, np.swapaxes, np.squeeze)
+"""What only moves or drops axes; Dask's indices say which."""
 OPERATORS = frozenset(
     getattr(operator, name)
     for name in [

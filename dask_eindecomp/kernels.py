@@ -26,10 +26,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Contraction", "Creation", "Cut", "Elementwise", "Join", "Rearrange", "Reduction", "Slot", "Sum",
-    "TreeReduce",
-]  # fmt: skip
+__all__ = ["Contraction", "Creation", "Cut", "Elementwise", "Join", "Rearrange", "Reduction", "Slot", "Sum", "TreeReduce", "scalar"]  # fmt: skip
 
 Array = Any
 Labels = tuple[str, ...]
@@ -466,6 +463,8 @@ class Sum:
 
     dtype: str
     """Element type of the result."""
+    finish: Callable[..., Any] | None = None
+    """Applied to the result."""
 
     def __call__(self, partials: list[Array]) -> Array:
         """Add them up; of logical values, whether any is true."""
@@ -475,7 +474,17 @@ class Sum:
                 total += partial
             else:  # a new array: the first partial result is someone else's
                 total = np.add(total, partial, dtype=_working(self.dtype))
-        return total.astype(self.dtype, copy=False)
+        result = total.astype(self.dtype, copy=False)
+        return result if self.finish is None else self.finish(result)
+
+
+def scalar(array: Array) -> Any:
+    """The one element of an array without axes, as the array's library gives it.
+
+    >>> type(scalar(np.array(1.0))).__name__
+    'float64'
+    """
+    return array[()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,8 @@ class Pending:
     """Function of an inner level of the tree."""
     kernel: str = "blas"
     """Speed class of Dask's own kernel."""
+    scalar: bool = False
+    """Whether Dask's result without axes is a scalar of the library, not an array."""
     tasks: int = 0
     """Tasks so far, after Dask's fusion."""
 
@@ -315,6 +317,7 @@ class _Lifter:
             came_kernel=pending.kernel if kernel == "blas" else "loop",
             came=came,
             tasks=pending.tasks,
+            **({"finish": kernels.scalar} if pending.scalar and not output else {}),
         )
 
     def align(
@@ -358,8 +361,8 @@ class _Lifter:
             return self.take_outer(name, layer, arrays)
         if layer.io_deps:
             return self.take_creation(name, layer, keywords)
-        if function is np.transpose and len(arrays) == 1 and set(keywords) == {"axes"}:
-            return self.take_transpose(layer, arrays[0])
+        if function in functions.MOVES and len(arrays) == 1:
+            return self.take_move(layer, arrays[0])
         if functions.is_map(function, keywords):
             return self.take_map(name, layer, arrays, arguments, keywords)
         if set(keywords) == {"axis", "keepdims"} and keywords["keepdims"] is True and len(arrays) == 1:
@@ -411,7 +414,7 @@ class _Lifter:
             raise NotLifted("integers narrowed before a product of many operands")
         pending = Pending(
             sources, indices, layer.output_indices, tuple(contracted), numblocks, cast=cast, kernel=kernel,
-            tasks=prod(numblocks),
+            scalar=function is not dask.array.routines._matmul, tasks=prod(numblocks),
         )  # fmt: skip
         if contracted:
             return pending
@@ -442,9 +445,12 @@ class _Lifter:
             step=kernels.Creation(inner, ()), kernel="stream", came=dict(zip(labels, layout.chunks)), tasks=0,
         )  # fmt: skip
 
-    def take_transpose(self, layer: Blockwise, array: tuple[str, Labels]) -> View:
+    def take_move(self, layer: Blockwise, array: tuple[str, Labels]) -> View:
         source, index = array
         view = self.view(source)
+        dropped = [axis for axis, label in enumerate(index) if label not in layer.output_indices]
+        if any(self.layouts[source].shape[axis] != 1 for axis in dropped):
+            raise NotLifted("an axis is dropped that is not of length 1")
         return View(view.source, tuple(view.axes[index.index(label)] for label in layer.output_indices))
 
     def take_map(

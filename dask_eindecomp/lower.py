@@ -210,7 +210,7 @@ class _Lowering:
             for one, group in zip(keys, groups):
                 tasks[one] = Task(one, kernel, List(*map(TaskRef, group)))
             level += 1
-        tasks[key] = Task(key, kernels.Sum(node.dtype), List(*map(TaskRef, keys)))
+        tasks[key] = Task(key, kernels.Sum(node.dtype, node.finish), List(*map(TaskRef, keys)))
 
     # outputs
 
@@ -250,7 +250,7 @@ def _step_kernel(node: Node, partial: bool) -> tuple[Any, Any, tuple[str, ...]]:
         return step, None if partial else node.finish, node.expression.operands[0]
     if partial and isinstance(step, kernels.Contraction) and step.dtype == "float16":
         step = replace(step, partial=True)
-    return step, node.finish, node.expression.output
+    return step, None if partial else node.finish, node.expression.output
 
 
 @lru_cache(maxsize=65536)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 
 import dask_eindecomp  # noqa: F401  # sets the defaults of its configuration
 
-settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("project")
+settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

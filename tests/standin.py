@@ -41,7 +41,9 @@ class StandIn(NDArrayOperatorsMixin):
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise TypeError("implicit conversion of a StandIn to an ndarray")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any
+    ) -> Any:
         if out:
             if not all(isinstance(one, StandIn) for one in out):
                 raise TypeError("a StandIn cannot be written into an ndarray")

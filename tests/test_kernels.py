@@ -139,7 +139,9 @@ def test_cells_of_some_size_are_computed_without_a_copy_of_an_operand() -> None:
     blocks = cut(x, ((512, 512), (512, 512)), np.asarray)
     labels = (("i", "j"), ("j", "k"))
     pieces = (((512, 512), (512, 512)), ((1024,), (4,)))
-    tile = Join("ij,jk->ik", labels, ("i", "k"), (("i", 1024), ("j", 1024), ("k", 4)), pieces, Contraction("f8"))
+    tile = Join(
+        "ij,jk->ik", labels, ("i", "k"), (("i", 1024), ("j", 1024), ("k", 4)), pieces, Contraction("f8")
+    )
     tracemalloc.start()
     result = tile(blocks, y)
     peak = tracemalloc.get_traced_memory()[1]
@@ -257,7 +259,9 @@ def test_operands_are_cast_first_to_one_type_then_to_that_of_the_result() -> Non
 def test_half_precision_is_added_up_in_single(make: Make) -> None:
     x = np.ones((2, 4096), "float16")
     pieces = [((2,), (1,) * 4096)]
-    with patch.object(kernels, "SMALL_CELL", 0):  # added one by one in half precision, this would stop at 2048
+    with patch.object(
+        kernels, "SMALL_CELL", 0
+    ):  # added one by one in half precision, this would stop at 2048
         found = join("ij->i", [x], Contraction("float16"), make, pieces=pieces)
     assert_same(found, np.full(2, 4096, "float16"))
 
@@ -292,7 +296,9 @@ def test_a_sum_of_one_partial_result_only_casts() -> None:
 @each_type
 def test_a_sum_of_logical_values_says_whether_any_is_true(make: Make) -> None:
     parts = [np.array([False, False, True]), np.array([False, True, True]), np.array([False, False, True])]
-    assert_same(plain(Sum("bool")([cut(one, whole(one), make) for one in parts]), make), np.any(parts, axis=0))
+    assert_same(
+        plain(Sum("bool")([cut(one, whole(one), make) for one in parts]), make), np.any(parts, axis=0)
+    )
 
 
 def test_a_sum_of_scalars_is_a_scalar() -> None:
@@ -407,7 +413,9 @@ def test_one_piece_is_rearranged_without_a_copy() -> None:
                 (((3,), (1,), (4,)),), Rearrange())  # fmt: skip
     assert np.shares_memory(tile(x), x)
     assert_same(tile(x), np.stack([x[:, 0].T] * 2, axis=1))
-    contraction = Join("ij->ji", (tuple("ij"),), tuple("ji"), (("i", 3), ("j", 4)), (((3,), (4,)),), Contraction("f8"))
+    contraction = Join(
+        "ij->ji", (tuple("ij"),), tuple("ji"), (("i", 3), ("j", 4)), (((3,), (4,)),), Contraction("f8")
+    )
     assert np.shares_memory(contraction(x[:, 0]), x)
 
 
@@ -423,8 +431,12 @@ def test_finish_gets_the_array(make: Make) -> None:
 
 
 @each_type
-@pytest.mark.parametrize(("bounds", "copied"), [((1, 3), True), ((0, 5), False), ((3, 8), False), ((4, 4), True)])
-def test_a_small_part_of_a_block_does_not_keep_the_block(bounds: tuple[int, int], copied: bool, make: Make) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "copied"), [((1, 3), True), ((0, 5), False), ((3, 8), False), ((4, 4), True)]
+)
+def test_a_small_part_of_a_block_does_not_keep_the_block(
+    bounds: tuple[int, int], copied: bool, make: Make
+) -> None:
     block = cut(np.arange(10), ((10,),), make)
     part = Cut((bounds,))(block)
     assert_same(plain(part, make), np.arange(*bounds))
@@ -437,9 +449,13 @@ def test_a_small_part_of_a_block_does_not_keep_the_block(bounds: tuple[int, int]
 def test_a_block_of_another_shape_is_refused() -> None:
     tile = Join("ij,jk->ik", (("i", "j"), ("j", "k")), ("i", "k"), (("i", 2), ("j", 3), ("k", 4)),
                 (((2,), (3,)), ((1, 2), (4,))), Contraction("float64"))  # fmt: skip
-    with pytest.raises(ValueError, match=r"operand 1 of 'ij,jk->ik' has a block of shape \(3, 4\); expected \(2, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"operand 1 of 'ij,jk->ik' has a block of shape \(3, 4\); expected \(2, 4\)"
+    ):
         tile(np.ones((2, 3)), [np.ones((1, 4)), np.ones((3, 4))])
-    with pytest.raises(ValueError, match=r"operand 0 of 'ij,jk->ik' has a block of shape \(2,\); expected \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"operand 0 of 'ij,jk->ik' has a block of shape \(2,\); expected \(2, 3\)"
+    ):
         tile(np.ones(2), [np.ones((1, 4)), np.ones((2, 4))])
 
 
@@ -447,10 +463,14 @@ class _OnlyShape:
     shape = (3,)
 
 
-@pytest.mark.parametrize(("block", "kind"), [([1, 2, 3], "list"), ({"total": 1}, "dict"), (_OnlyShape(), "_OnlyShape")])
+@pytest.mark.parametrize(
+    ("block", "kind"), [([1, 2, 3], "list"), ({"total": 1}, "dict"), (_OnlyShape(), "_OnlyShape")]
+)
 def test_a_block_that_is_no_array_is_refused(block: Any, kind: str) -> None:
     tile = Join("i->i", (("i",),), ("i",), (("i", 3),), (((3,),),), Rearrange())
-    message = rf"operand 0 of 'i->i' has a block that is no array but a {kind}; expected an array of shape \(3,\)"
+    message = (
+        rf"operand 0 of 'i->i' has a block that is no array but a {kind}; expected an array of shape \(3,\)"
+    )
     with pytest.raises(ValueError, match=message):
         tile(block)
 
@@ -474,7 +494,9 @@ def test_missing_blocks_are_our_mistake() -> None:
 
 def _folded(nested: Any, *, chunk: Any, axis: tuple[int, ...], keepdims: bool = True) -> Any:
     """What Dask makes of a combine or aggregate function that wants one array."""
-    return compose(partial(chunk, axis=axis, keepdims=keepdims), partial(_concatenate2, axes=sorted(axis)))(nested)
+    return compose(partial(chunk, axis=axis, keepdims=keepdims), partial(_concatenate2, axes=sorted(axis)))(
+        nested
+    )
 
 
 def protocol(name: str, axis: tuple[int, ...]) -> tuple[Any, Any, Any]:
@@ -571,7 +593,9 @@ def contractions(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], list[Piec
 @each_type
 @settings(max_examples=300, deadline=None)
 @given(contractions(), st.sampled_from(DTYPES), st.sampled_from([0, 1 << 60]), st.integers(0, 9))
-def test_any_contraction_cut_anyhow_is_einsum(make: Make, problem: Any, dtype: str, small: int, seed: int) -> None:
+def test_any_contraction_cut_anyhow_is_einsum(
+    make: Make, problem: Any, dtype: str, small: int, seed: int
+) -> None:
     spec, shapes, pieces, new = problem
     arrays = [random(shape, dtype, seed + n) for n, shape in enumerate(shapes)]
     with patch.object(kernels, "SMALL_CELL", small):
@@ -609,7 +633,8 @@ def one_by_one(spec: str, arrays: list[np.ndarray], function: Any, extents: dict
     for index in np.ndindex(*result.shape):
         at = dict(zip(output, index))
         scalars = [
-            array[tuple(at.get(label, 0) for label in labels)] for labels, array in zip(left.split(","), arrays)
+            array[tuple(at.get(label, 0) for label in labels)]
+            for labels, array in zip(left.split(","), arrays)
         ]
         result[index] = function(scalars)
     return result
@@ -692,5 +717,7 @@ def test_kernels_are_named_alike_in_every_process_and_apart_from_each_other() ->
     code = "from dask.base import tokenize; from tests.test_kernels import examples; print(*map(tokenize, examples()))"
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        there = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        there = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
         assert there.stdout.split() == tokens

@@ -1,0 +1,357 @@
+"""The hook where it runs with a cluster: in a scheduler's process that knows nothing of the client's settings."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+pytest.importorskip("distributed")
+
+from distributed import Client, get_task_stream, wait
+
+import dask_eindecomp.hook
+from dask_eindecomp import EinDecomp, Topology, eindecomp, explain
+from dask_eindecomp.lift import ShapeError
+from tests.cluster import cluster
+
+pytestmark = pytest.mark.timeout(180)
+PLANNED = EinDecomp(force=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the cluster's processes write."""
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def three_workers(folder: Path) -> Iterator[Client]:
+    """A client of three workers, each a process of its own."""
+    with cluster(folder, workers=3) as address, Client(address, set_as_default=False) as client:
+        client.wait_for_workers(3, timeout=60)
+        yield client
+
+
+@pytest.fixture
+def client(three_workers: Client) -> Iterator[Client]:
+    """The same, the current one of this test."""
+    with three_workers.as_current(), dask.config.set(scheduler=three_workers.get):
+        # as a client does that is made without set_as_default=False
+        yield three_workers
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def persisted(client: Client, *arrays: np.ndarray, chunks: int) -> tuple[da.Array, ...]:
+    """The arrays on the workers."""
+    lazy = dask.persist(*(da.from_array(array, chunks=chunks) for array in arrays))
+    wait(lazy)
+    return lazy
+
+
+def joins_of(stream: get_task_stream) -> Counter[str]:
+    """Tiles that ran, by the layer they are of, from what the workers say they ran."""
+    layers = (record["key"][0] for record in stream.data if isinstance(record["key"], tuple))
+    return Counter(name for name in layers if name.startswith("join-"))
+
+
+def tiles_of(plan: Any, ran: Counter[str]) -> dict[str, int]:
+    """Tiles that ran for every expression of a plan."""
+    return {
+        choice.name: sum(count for name, count in ran.items() if name.startswith(f"join-{choice.name}-"))
+        for choice in plan.choices
+    }
+
+
+# the workers
+
+
+@pytest.mark.parametrize("run", ["compute", "persist"])
+def test_the_plan_is_made_for_the_schedulers_workers(client: Client, run: str) -> None:
+    x, y = numbers(1200, 1200, seed=1), numbers(1200, 1200, seed=2)
+    a, b = persisted(client, x, y, chunks=300)
+    z = da.einsum("ij,jk->ik", a, b)
+    with dask.config.set(array_optimize=EinDecomp()):
+        plan = explain(z)
+        with get_task_stream(client) as stream:
+            result = z.compute() if run == "compute" else z.persist()
+            wait(result)
+    np.testing.assert_allclose(result, x @ y)
+    assert plan.verdict.startswith("applied")
+    assert plan.topology.workers == 3 and plan.topology.threads == 1
+    assert plan.choices[-1].tiles % 3 == 0
+    ran = tiles_of(plan, joins_of(stream))
+    assert ran == {choice.name: choice.tiles for choice in plan.choices}
+    assert len({record["worker"] for record in stream.data if record["key"][0].startswith("join-")}) == 3
+
+
+def test_every_contraction_of_a_chain_keeps_all_workers_busy(client: Client) -> None:
+    arrays = [numbers(1200, 1200, seed=seed) for seed in range(3)]
+    a, b, c = persisted(client, *arrays, chunks=300)
+    z = da.einsum("ij,jk,kl->il", a, b, c)
+    with dask.config.set(array_optimize=eindecomp):
+        plan = explain(z)
+        with get_task_stream(client) as stream:
+            result = z.compute()
+    np.testing.assert_allclose(result, arrays[0] @ arrays[1] @ arrays[2], atol=1e-8)
+    ran = tiles_of(plan, joins_of(stream))
+    assert len(ran) == 2
+    assert all(tiles > 0 and tiles % 3 == 0 for tiles in ran.values())
+
+
+def test_explain_names_the_clusters_workers(client: Client) -> None:
+    x = da.ones((64, 64), chunks=16)
+    topology = explain(x @ x).topology
+    assert topology.addresses == tuple(sorted(client.scheduler_info()["workers"]))
+    assert topology.memory == 2 << 30
+
+
+def test_a_topology_of_the_user_comes_before_the_workers(client: Client) -> None:
+    x = numbers(600, 600)
+    (a,) = persisted(client, x, chunks=150)
+    fast = Topology(workers=5, bandwidth=1e12, latency=0, flops=1e6, task_overhead=0)
+    hook = EinDecomp(force=True, topology=fast)
+    plan = explain(a @ a, hook=hook)
+    with dask.config.set(array_optimize=hook), get_task_stream(client) as stream:
+        np.testing.assert_allclose((a @ a).compute(), x @ x)
+    assert plan.choices[-1].tiles % 5 == 0
+    assert sum(joins_of(stream).values()) == plan.choices[-1].tiles
+
+
+# settings travel
+
+
+@pytest.mark.parametrize(("margin", "planned"), [(0.9999, False), (-1e9, True)])
+@pytest.mark.parametrize("way", ["given", "configured"])
+def test_the_margin_travels_to_the_scheduler(client: Client, margin: float, planned: bool, way: str) -> None:
+    x = numbers(300, 300)
+    (a,) = persisted(client, x, chunks=100)
+    hook = EinDecomp(margin=margin) if way == "given" else EinDecomp()
+    margins = {} if way == "given" else {"eindecomp.margin": margin}
+    with dask.config.set({"array_optimize": hook} | margins), get_task_stream(client) as stream:
+        np.testing.assert_allclose(da.einsum("ij,kj->ik", a, a).compute(), x @ x.T)
+    assert bool(joins_of(stream)) is planned
+
+
+def break_planner(reason: str | None) -> Any:
+    """Make every plan fail in this process; None mends it."""
+    from dask_eindecomp import decompose
+
+    def fail(*args: Any, **keywords: Any) -> Any:
+        raise LookupError(reason)
+
+    dask_eindecomp.hook.decompose = decompose.decompose if reason is None else fail
+
+
+@pytest.fixture
+def broken_planner(client: Client) -> Iterator[str]:
+    """Plans fail on the scheduler, for this reason."""
+    reason = "no plan today"
+    client.run_on_scheduler(break_planner, reason)
+    yield reason
+    client.run_on_scheduler(break_planner, None)
+
+
+@pytest.mark.parametrize("way", ["given", "configured"])
+def test_a_strict_hook_raises_in_the_client_what_fails_on_the_scheduler(
+    client: Client, broken_planner: str, way: str
+) -> None:
+    x = da.ones((6, 6), chunks=3)
+    hook = EinDecomp(force=True, strict=True if way == "given" else None)
+    with (
+        dask.config.set({"array_optimize": hook, "eindecomp.strict": way == "configured"}),
+        pytest.raises(LookupError, match=broken_planner),
+    ):
+        (x @ x).compute()
+
+
+@pytest.mark.parametrize("way", ["given", "configured"])
+def test_a_hook_that_is_not_strict_runs_the_graph_as_it_came(
+    client: Client, broken_planner: str, folder: Path, way: str
+) -> None:
+    x = da.ones((6, 6), chunks=3)
+    hook = EinDecomp(force=True, strict=False if way == "given" else None)
+    with dask.config.set({"array_optimize": hook, "eindecomp.strict": way == "given"}):
+        for _ in range(2):
+            assert (x @ x).sum().compute() == 216
+    log = (folder / "scheduler.log").read_text()
+    assert log.count(f"planning failed, the graph runs as it came: LookupError: {broken_planner}") == 1
+
+
+def test_a_mistake_of_the_user_reaches_the_client(client: Client) -> None:
+    product = da.ones((6, 6), chunks=3) @ da.ones((1, 6), chunks=3)  # NumPy refuses it, Dask does not
+    with (
+        dask.config.set(array_optimize=EinDecomp(strict=False)),
+        pytest.raises(ShapeError, match=r"is 6 long in the left operand but 1 in the right; expected equal"),
+    ):
+        product.compute()
+
+
+# no deadlock
+
+
+def within(seconds: float, work: Callable[[], None]) -> None:
+    """Run something that may hang."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"not done after {seconds:g} s"
+    if failures:
+        raise failures[0]
+
+
+def test_computations_go_on_while_futures_come_and_go(client: Client) -> None:
+    x = numbers(60, 60)
+    (a,) = persisted(client, x, chunks=20)
+    done = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not done.is_set():
+            cycle: list[Any] = [client.submit(abs, -number - one, pure=False) for one in range(5)]
+            cycle.append(cycle)  # collected later, wherever that happens to be
+            number += 5
+            done.wait(0.005)
+
+    def compute() -> None:
+        for number in range(50):
+            # another graph each time, and garbage to collect while it is pickled
+            result = da.einsum("ij,jk->ik", a + number, a).compute()
+            np.testing.assert_allclose(result, (x + number) @ x, atol=1e-9)
+
+    churning = threading.Thread(target=churn, daemon=True)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(20, 2, 2)
+    try:
+        churning.start()
+        with dask.config.set(array_optimize=PLANNED):
+            within(60, compute)
+    finally:
+        gc.set_threshold(*thresholds)
+        done.set()
+        churning.join(10)
+
+
+# a scheduler without the package
+
+
+def test_a_scheduler_without_the_package_is_named_as_the_cause(tmp_path: Path) -> None:
+    with (
+        cluster(tmp_path, workers=1, lacking="dask_eindecomp") as address,
+        Client(address) as client,
+        dask.config.set(array_optimize=eindecomp),
+    ):
+        client.wait_for_workers(1, timeout=60)
+        x = da.ones((6, 6), chunks=3)
+        with pytest.raises(Exception) as caught:  # Dask's own, whatever it is
+            (x @ x).compute()
+        error: BaseException | None = caught.value
+        chain = []
+        while error is not None:
+            chain.append(f"{type(error).__name__}: {error}")
+            error = error.__cause__ or error.__context__
+        assert any("dask_eindecomp" in one for one in chain), chain
+        assert (x + 1).sum().compute(optimize_graph=False) == 72  # the cluster itself is well
+
+
+# ways to run something
+
+
+@pytest.fixture
+def planned(client: Client) -> Iterator[tuple[np.ndarray, da.Array]]:
+    """A matrix on the workers; every plan is applied."""
+    x = numbers(60, 60, seed=7)
+    (a,) = persisted(client, x, chunks=20)
+    with dask.config.set(array_optimize=PLANNED):
+        yield x, a
+
+
+def test_compute(client: Client, planned: tuple[np.ndarray, da.Array]) -> None:
+    x, a = planned
+    with get_task_stream(client) as stream:
+        np.testing.assert_allclose((a @ a).compute(), x @ x)
+    assert joins_of(stream)
+
+
+def test_persist_keeps_keys_chunks_and_dtype(client: Client, planned: tuple[np.ndarray, da.Array]) -> None:
+    x, a = planned
+    z = a @ a
+    with get_task_stream(client) as stream:
+        kept = z.persist()
+        wait(kept)
+    assert (kept.name, kept.chunks, kept.dtype) == (z.name, z.chunks, z.dtype)
+    assert kept.__dask_keys__() == z.__dask_keys__()
+    assert joins_of(stream)
+    for index in np.ndindex(*z.numblocks):
+        np.testing.assert_allclose(kept.blocks[index], z.blocks[index].compute(optimize_graph=False))
+    np.testing.assert_allclose(kept, x @ x)
+
+
+def test_persisted_results_are_planned_again(planned: tuple[np.ndarray, da.Array]) -> None:
+    x, a = planned
+    kept = (a @ a).persist()
+    np.testing.assert_allclose((kept @ kept).compute(), x @ x @ x @ x, atol=1e-8)
+
+
+def test_two_arrays_together(client: Client, planned: tuple[np.ndarray, da.Array]) -> None:
+    x, a = planned
+    b = a @ a
+    with get_task_stream(client) as stream:
+        first, second = dask.compute(b + 1, b.sum(axis=0))
+    np.testing.assert_allclose(first, x @ x + 1)
+    np.testing.assert_allclose(second, (x @ x).sum(axis=0))
+    products = {name: count for name, count in joins_of(stream).items() if "sum-aggregate" in name}
+    assert len(products) <= 2
+
+
+def test_optimize_then_compute(planned: tuple[np.ndarray, da.Array]) -> None:
+    x, a = planned
+    (graph,) = dask.optimize(a @ a)
+    np.testing.assert_allclose(graph.compute(), x @ x)
+
+
+def test_client_compute_gives_a_future(client: Client, planned: tuple[np.ndarray, da.Array]) -> None:
+    x, a = planned
+    np.testing.assert_allclose(client.compute(a @ a).result(), x @ x)
+
+
+def test_store_into_zarr(planned: tuple[np.ndarray, da.Array], tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    x, a = planned
+    (a @ a).to_zarr(str(tmp_path / "product.zarr"))
+    np.testing.assert_allclose(zarr.open(str(tmp_path / "product.zarr"), mode="r")[:], x @ x)
+    target = zarr.create_array(str(tmp_path / "stored.zarr"), shape=(60, 60), chunks=(20, 20), dtype="f8")
+    da.store(a @ a, target)
+    np.testing.assert_allclose(target[:], x @ x)
+
+
+def test_xarray_objects(client: Client, planned: tuple[np.ndarray, da.Array]) -> None:
+    xarray = pytest.importorskip("xarray")
+    x, a = planned
+    left = xarray.DataArray(a, dims=("i", "j"), name="left")
+    right = xarray.DataArray(a, dims=("j", "k"), name="right")
+    product = xarray.dot(left, right, dim="j")
+    with get_task_stream(client) as stream:
+        np.testing.assert_allclose(product.compute().transpose("i", "k"), x @ x)
+    assert joins_of(stream)
+    np.testing.assert_allclose(product.persist().load().transpose("i", "k"), x @ x)
+    assert explain(product).choices
