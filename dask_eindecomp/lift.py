@@ -347,7 +347,7 @@ class _Lifter:
     # idioms: symbolic layers
 
     def blockwise(self, name: str, layer: Blockwise) -> View | Pending:
-        if layer.new_axes or layer.concatenate:
+        if layer.new_axes or (layer.concatenate and layer.task.func not in functions.MOVES):
             raise NotLifted(f"block function {functions.function_name(layer.task.func)}")
         if layer.output_blocks is not None and len(layer) != prod(self.layouts[name].numblocks):
             raise NotLifted("only some of its blocks are wanted")

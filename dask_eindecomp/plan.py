@@ -55,7 +55,7 @@ class Choice:
         return self.join + self.aggregate + self.repartition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One partition for every expression of a graph, at the least total cost.
 
@@ -182,6 +182,9 @@ class Plan:
         if self.verdict:
             lines.append(self.verdict)
         return lines
+
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.choices)} expressions: {self._totals[1]}>"
 
     def __str__(self) -> str:
         lines = list(self._totals)

@@ -30,7 +30,9 @@ def node_cost(graph: EinGraph, node: Node, parts: Parts, objective: str) -> floa
     return total + result * (partials - 1) * (1 if objective == "paper" else np.dtype(node.dtype).itemsize)
 
 
-def edge_cost(shape: tuple[int, ...], one: tuple[int, ...], two: tuple[int, ...], itemsize: int, objective: str) -> float:
+def edge_cost(
+    shape: tuple[int, ...], one: tuple[int, ...], two: tuple[int, ...], itemsize: int, objective: str
+) -> float:
     """Repartition between grids that nest."""
     if one == two:
         return 0.0

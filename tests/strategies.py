@@ -31,7 +31,9 @@ def graphs(draw: Any, nodes: int = 4, extents: tuple[int, ...] = (2, 4, 8)) -> E
             fitting = [
                 name
                 for name in matrices
-                if all(lengths.get(label, extent) == extent for label, extent in zip(right_labels, shapes[name]))
+                if all(
+                    lengths.get(label, extent) == extent for label, extent in zip(right_labels, shapes[name])
+                )
             ]
             if not fitting:
                 form = "ij->ji"

@@ -113,7 +113,10 @@ def test_a_plan_priced_anew_costs_what_it_said(graph: EinGraph, tiles: int) -> N
 @given(graph=graphs(), tiles=st.sampled_from([2, 4]))
 def test_a_plan_is_never_below_its_expressions_alone(graph: EinGraph, tiles: int) -> None:
     least = sum(
-        min(oracle.node_cost(graph, node, parts, "paper") for parts in viable(dict(node.extents), tiles, divide=True))
+        min(
+            oracle.node_cost(graph, node, parts, "paper")
+            for parts in viable(dict(node.extents), tiles, divide=True)
+        )
         for node in graph.nodes.values()
     )
     assert decompose(graph, tiles=tiles, objective="paper").cost >= least
@@ -154,7 +157,9 @@ def test_a_capped_table_gives_a_plan_with_a_bound(monkeypatch: pytest.MonkeyPatc
 
 def test_what_makes_no_sense_is_refused() -> None:
     graph = diamond()
-    with pytest.raises(DecomposeError, match="unknown objective 'speed'; expected one of paper, bytes, seconds"):
+    with pytest.raises(
+        DecomposeError, match="unknown objective 'speed'; expected one of paper, bytes, seconds"
+    ):
         decompose(graph, tiles=2, objective="speed")
     with pytest.raises(DecomposeError, match="0 tiles; expected at least 1"):
         decompose(graph, tiles=0)

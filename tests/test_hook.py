@@ -88,7 +88,9 @@ def test_equal_hooks_are_equal_and_hash_alike() -> None:
 
 
 def test_a_hook_survives_pickling() -> None:
-    one = EinDecomp(topology=FAST, objective="bytes", force=True, memory_limit=1 << 20, margin=0.5, strict=True)
+    one = EinDecomp(
+        topology=FAST, objective="bytes", force=True, memory_limit=1 << 20, margin=0.5, strict=True
+    )
     assert pickle.loads(pickle.dumps(one)) == one
 
 
@@ -132,7 +134,9 @@ def test_query_planning_is_refused_and_what_to_set_is_said() -> None:
     x = da.ones((4, 4), chunks=2)
     with dask.config.set({"array.query-planning": True}):
         for call in (explain, optimize):
-            with pytest.raises(QueryPlanningError, match=r"array\.query-planning is True.*expected False or None"):
+            with pytest.raises(
+                QueryPlanningError, match=r"array\.query-planning is True.*expected False or None"
+            ):
                 call(x @ x)
 
 
@@ -308,9 +312,7 @@ NOTHING: dict[str, Callable[[], da.Array]] = {
 @pytest.mark.parametrize("build", NOTHING.values(), ids=NOTHING.keys())
 def test_a_graph_with_nothing_to_plan_is_what_dask_makes_of_it(build: Callable[[], da.Array]) -> None:
     array = build()
-    mine, theirs = (
-        dict(optimizer(array.dask, keys_of(array))) for optimizer in (EinDecomp(), dask_optimize)
-    )
+    mine, theirs = (dict(optimizer(array.dask, keys_of(array))) for optimizer in (EinDecomp(), dask_optimize))
     assert mine.keys() == theirs.keys()
     assert {key: tokenize(task) for key, task in mine.items()} == {
         key: tokenize(task) for key, task in theirs.items()
@@ -433,7 +435,9 @@ def test_after_a_failed_plan_the_graph_is_what_dask_makes_of_it(broken: str) -> 
 def test_a_strict_hook_raises_instead(broken: str, given: bool | None) -> None:
     _, a = matrix()
     with (
-        dask.config.set({"eindecomp.strict": given is None, "array_optimize": replace(PLANNED, strict=given)}),
+        dask.config.set(
+            {"eindecomp.strict": given is None, "array_optimize": replace(PLANNED, strict=given)}
+        ),
         pytest.raises(LookupError, match="no plan today"),
     ):
         (a @ a).compute(scheduler="synchronous")
@@ -446,8 +450,9 @@ def test_annotations_outside_the_plan_survive() -> None:
     x, a = matrix()
     with dask.annotate(priority=7):
         before = a.map_blocks(increment, dtype=a.dtype)
+    product = before @ before
     with dask.annotate(resources={"GPU": 1}):
-        after = (before @ before).map_blocks(increment, dtype=a.dtype)
+        after = product.map_blocks(increment, dtype=a.dtype)
     graph = PLANNED(after.dask, keys_of(after))
     assert joins(graph)
     annotated = {
@@ -516,7 +521,7 @@ def local() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
-            n_workers=3, threads_per_worker=2, processes=False, dashboard_address=None, memory_limit="1 GiB"
+            n_workers=3, threads_per_worker=2, processes=False, dashboard_address=":0", memory_limit="1 GiB"
         ) as cluster,
         distributed.Client(cluster) as client,
     ):

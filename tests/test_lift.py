@@ -14,11 +14,11 @@ from dask.core import flatten
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dask_eindecomp import Topology
+from dask_eindecomp import EinDecomp, Topology
 from dask_eindecomp.contract import contract
 from dask_eindecomp.decompose import price
 from dask_eindecomp.hook import apply
-from dask_eindecomp.lift import Lifted, lift
+from dask_eindecomp.lift import Lifted, ShapeError, lift
 from dask_eindecomp.partition import Cut, Partition
 
 FLOATS = "float32 float64 complex128"

@@ -55,16 +55,24 @@ def test_an_implicit_output_is_what_appears_once() -> None:
         ("i1->i", {}, "character '1' in 'i1->i' is no label"),
         ("ij->k", {}, "output label 'k' of 'ij->k' is in no operand"),
         ("ij->ii", {}, "output label 'i' appears 2 times"),
-        ("ij->i", {"aggregate": "median"}, "unknown aggregate 'median' in 'ij->i'; expected one of sum, prod"),
+        (
+            "ij->i",
+            {"aggregate": "median"},
+            "unknown aggregate 'median' in 'ij->i'; expected one of sum, prod",
+        ),
     ],
 )
-def test_an_expression_that_cannot_be_read_is_refused(subscripts: str, options: dict[str, str], message: str) -> None:
+def test_an_expression_that_cannot_be_read_is_refused(
+    subscripts: str, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(ExpressionError, match=message):
         Expression.parse(subscripts, **options)
 
 
 def test_extents_that_disagree_name_both() -> None:
-    with pytest.raises(ExpressionError, match="label 'j' is 64 long in operand 0 but 48 in operand 1 of 'ij,jk->ik'"):
+    with pytest.raises(
+        ExpressionError, match="label 'j' is 64 long in operand 0 but 48 in operand 1 of 'ij,jk->ik'"
+    ):
         Expression.parse("ij,jk->ik").extents(((2, 64), (48, 3)))
     with pytest.raises(ExpressionError, match="has 1 axes but 2 labels"):
         Expression.parse("ij->i").extents(((2,),))
@@ -84,7 +92,11 @@ def test_an_aggregate_of_ones_own_has_its_name_in_the_plan() -> None:
         ({"A": ("ij->i", "A")}, ["A"], "'A' names two tensors"),
         ({"Z": ("ij->i", "A")}, ["Y"], "output 'Y' is no node; expected one of Z"),
         ({"Z": ("ij->i", "A", {"axis": 0})}, ["Z"], "unknown option 'axis' of 'Z'; expected join, aggregate"),
-        ({"Z": ("ij->i", "A", {"aggregate": 3})}, ["Z"], "aggregate of 'Z' is 3; expected a name or an Aggregate"),
+        (
+            {"Z": ("ij->i", "A", {"aggregate": 3})},
+            ["Z"],
+            "aggregate of 'Z' is 3; expected a name or an Aggregate",
+        ),
     ],
 )
 def test_a_graph_that_cannot_be_is_refused(nodes: dict[str, tuple], outputs: list[str], message: str) -> None:
