@@ -9,12 +9,13 @@ Here only the client knows the configuration of the test.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = ["cluster"]
@@ -22,6 +23,7 @@ __all__ = ["cluster"]
 ROOT = Path(__file__).parents[1]
 START = 60.0
 """Seconds in which a process must be up."""
+WORKER = "--memory-limit 2GiB --death-timeout 60"
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 BLOCKER = '''
 import sys
@@ -57,27 +59,31 @@ def cluster(folder: Path, workers: int = 3, lacking: str | None = None) -> Itera
     """
     environment = _environment(folder, lacking)
     file = folder / "scheduler.json"
-    with ExitStack() as stack:
-        scheduler = stack.enter_context(
-            _process(
-                folder / "scheduler.log",
-                environment,
-                ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
-                + ["--scheduler-file", str(file)],
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, command: str) -> None:
+        with (folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dask", *command.split(), "--scheduler-file", str(file)],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
-        )
-        _wait_for(file, scheduler, folder / "scheduler.log")
+        processes.append(process)
+
+    try:
+        start("scheduler", "scheduler --host 127.0.0.1 --port 0 --no-dashboard")
+        address = _address(file, processes[0], folder / "scheduler.log")
         for number in range(workers):
-            stack.enter_context(
-                _process(
-                    folder / f"worker-{number}.log",
-                    environment,
-                    ["worker", "--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-                    + ["--name", f"worker-{number}", "--memory-limit", "2 GiB", "--death-timeout", "60"]
-                    + ["--local-directory", str(folder), "--scheduler-file", str(file)],
-                )
+            name = f"worker-{number}"
+            start(
+                name, f"worker --host 127.0.0.1 --nthreads 1 --no-nanny --no-dashboard {WORKER} --name {name}"
             )
-        yield _address(file)
+        yield address
+    finally:
+        _end(processes)
 
 
 def _environment(folder: Path, lacking: str | None) -> dict[str, str]:
@@ -89,48 +95,28 @@ def _environment(folder: Path, lacking: str | None) -> dict[str, str]:
         blocker.mkdir()
         (blocker / "sitecustomize.py").write_text(BLOCKER.format(package=lacking))
         path.insert(0, str(blocker))
-    return kept | dict.fromkeys(ONE_THREAD, "1") | {"PYTHONPATH": os.pathsep.join(path)}
+    own = {"PYTHONPATH": os.pathsep.join(path), "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    return kept | dict.fromkeys(ONE_THREAD, "1") | own
 
 
-@contextmanager
-def _process(log: Path, environment: dict[str, str], command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A ``dask`` command that runs until the block ends."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dask", *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _wait_for(file: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+def _address(file: Path, scheduler: subprocess.Popen[bytes], log: Path) -> str:
+    """What the scheduler says of itself once it is up."""
     until = time.monotonic() + START
-    while not file.exists() or not file.stat().st_size:
-        if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(
-                f"no scheduler after {START:g} s (exit status {process.poll()}):\n{log.read_text()}"
-            )
-        time.sleep(0.05)
-
-
-def _address(file: Path) -> str:
-    """What the scheduler says of itself; its file may still be being written."""
-    import json
-
-    for _ in range(100):
-        try:
+    while scheduler.poll() is None and time.monotonic() < until:
+        # it may still be writing
+        with suppress(FileNotFoundError, json.JSONDecodeError):
             return str(json.loads(file.read_text())["address"])
-        except json.JSONDecodeError:
-            time.sleep(0.05)
-    raise RuntimeError(f"no address in {file.read_text()!r}")
+        time.sleep(0.05)
+    raise RuntimeError(f"no scheduler in {START:g} s, exit status {scheduler.poll()}:\n{log.read_text()}")
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End the last started first, and whatever does not end by itself."""
+    for process in reversed(processes):
+        process.terminate()
+    for process in reversed(processes):
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

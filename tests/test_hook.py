@@ -320,7 +320,7 @@ def test_a_graph_with_nothing_to_plan_is_what_dask_makes_of_it(build: Callable[[
 
 
 def test_a_graph_that_is_no_high_level_graph_goes_to_dask() -> None:
-    x, a = matrix()
+    _, a = matrix()
     graph = dict((a @ a).dask)
     mine, theirs = (dict(one(graph, keys_of(a @ a))) for one in (PLANNED, dask_optimize))
     assert mine.keys() == theirs.keys()

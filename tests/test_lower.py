@@ -400,3 +400,13 @@ def test_every_task_is_one_of_ours() -> None:
         for key, task in layer.items():
             assert isinstance(task, (Task, Alias))
             assert task.key == key
+
+
+def test_layers_read_each_other_in_one_direction() -> None:
+    """What stays may read what is planned and be read by it; the graph of layers has no cycle all the same."""
+    x = a(8, 8)
+    array = (x @ x).map_blocks(np.linalg.pinv, dtype="f8") @ x
+    graph = EinDecomp(force=True, topology=Topology(workers=2))(array.dask, array.__dask_keys__())
+    graph.validate()
+    assert set(graph._toposort_layers()) == set(graph.layers)
+    assert set(graph.cull(set(flatten(array.__dask_keys__()))).to_dict()) == set(graph.to_dict())
