@@ -25,7 +25,7 @@ def contract(graph: EinGraph) -> EinGraph:
     >>> inputs = {"A": (9, 9), "B": (9, 9), "C": (9, 2)}
     >>> g = EinGraph.from_spec(inputs, {"Z": ("ab,bc,cd->ad", "A", "B", "C")}, ["Z"])
     >>> [str(node.expression) for node in contract(g).nodes.values()]
-    ['bc,cd->bd', 'bd,ab->ad']
+    ['bc,cd->bd', 'ab,bd->ad']
     """
     nodes: dict[str, Node] = {}
     for node in graph.nodes.values():
