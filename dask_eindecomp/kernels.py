@@ -39,8 +39,8 @@ Stretch = tuple[int, int]
 Cell = tuple[tuple[slice, ...], bool, Array]
 """Where it goes in the result, whether it is the first there, and its value."""
 
-SMALL_CELL = 1 << 17
-"""Multiply-adds of a cell below which it is faster to put the operands together first."""
+SMALL_CELL = 1 << 16
+"""Elements of operands in pieces, for each cell, below which merging these operands first is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +385,8 @@ class Join:
         stretches = self._stretches()
         count = prod(map(len, stretches.values()))
         extents = dict(self.extents)
-        if isinstance(step, Contraction) and count > 1 and prod(extents.values()) < SMALL_CELL * count:
+        in_pieces = sum(prod(map(sum, axes)) for axes, mine in zip(self.pieces, operands) if len(mine) > 1)
+        if isinstance(step, Contraction) and count > 1 and in_pieces < SMALL_CELL * count:
             merged = [_merged(self.expression, axes, blocks) for axes, blocks in zip(self.pieces, operands)]
             pieces = tuple(tuple((sum(axis),) for axis in axes) for axes in self.pieces)
             return replace(self, pieces=pieces)._tile(step, [[block] for block in merged])
@@ -449,7 +450,8 @@ def _assembled(cells: Iterator[Cell], shape: tuple[int, ...]) -> Array:
         if first:
             result[place] = value
         else:
-            result[place] += value
+            part = result[(*place, ...)]  # an array even without axes: scalars warn where they wrap around
+            part += value
     return result
 
 
@@ -473,7 +475,7 @@ class Sum:
             if number:
                 total += partial
             else:  # a new array: the first partial result is someone else's
-                total = np.add(total, partial, dtype=_working(self.dtype))
+                total = np.add(total, partial, dtype=_working(self.dtype))[...]
         result = total.astype(self.dtype, copy=False)
         return result if self.finish is None else self.finish(result)
 

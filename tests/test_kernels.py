@@ -306,6 +306,21 @@ def test_a_sum_of_scalars_is_a_scalar() -> None:
 
 
 @each_type
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("spec", ["i->", "ij->j"])
+def test_integers_wrap_around_silently_with_and_without_axes(spec: str, make: Make) -> None:
+    x = np.full((3, 2)[: spec.index("-")], 60, "int8")
+    with patch.object(kernels, "SMALL_CELL", 0):
+        found = join(spec, [x], Contraction("int8"), make, pieces=[((1, 2), (2,))[: x.ndim]])
+    assert_same(found, np.full(x.shape[1:], 180, "int64").astype("int8"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_scalars_wrap_around_silently_when_they_are_summed() -> None:
+    assert_same(np.asarray(Sum("int8")([np.int8(60)] * 3)), np.array(-76, "int8"))
+
+
+@each_type
 def test_an_empty_sum_is_zero_even_against_infinity(make: Make) -> None:
     x, y = np.ones((2, 0)), np.full(3, np.inf)
     assert_same(join("ij,k->ik", [x, y], Contraction("float64"), make), np.zeros((2, 3)))
@@ -550,6 +565,14 @@ def test_combine_gets_one_level_of_lists_for_each_reduced_axis_in_the_order_of_a
     step = Reduction(lambda one, axis, keepdims: one.item(), ("j", "i"), lambda nested: nested)
     tile = Join("ij->", (("i", "j"),), ("i", "j"), (("i", 2), ("j", 3)), (((1, 1), (1, 1, 1)),), step)
     assert tile(cut(x, ((1, 1), (1, 1, 1)), np.asarray)) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_aggregate_gets_lists_even_of_one_partial_result() -> None:
+    step = Reduction(lambda one, axis, keepdims: one.sum().item(), ("i", "j"))
+    tile = Join(
+        "ij->", (("i", "j"),), ("i", "j"), (("i", 2), ("j", 3)), (((2,), (3,)),), step, lambda nested: nested
+    )
+    assert tile(np.arange(6).reshape(2, 3)) == [[15]]
 
 
 def test_a_reduction_of_nothing_calls_its_functions_all_the_same() -> None:
