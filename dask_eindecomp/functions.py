@@ -83,6 +83,8 @@ MAPS = (
     *(f for name in ("astype",) if (f := getattr(dask.array.core, name, None))),
 )
 STALE = (
+    dask.array.chunk.topk,
+    dask.array.chunk.argtopk,
     dask.array.slicing.getitem_variadic,
     np.bincount,
     np.unique,

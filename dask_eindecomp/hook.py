@@ -15,11 +15,8 @@ from inspect import signature
 from typing import Any
 
 import dask
-from dask._task_spec import DataNode
 from dask.array.optimization import optimize as dask_optimize
-from dask.blockwise import fuse_roots, optimize_blockwise
-from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from dask_eindecomp.config import setting
@@ -30,6 +27,7 @@ from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contracti
 from dask_eindecomp.lower import lower
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.plan import Plan
+from dask_eindecomp.splice import splice
 from dask_eindecomp.topology import Topology
 
 __all__ = ["EinDecomp", "eindecomp", "find_topology"]
@@ -144,22 +142,8 @@ eindecomp = EinDecomp()
 def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan: Plan) -> HighLevelGraph:
     """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser."""
     lowered = lower(graph, plan.partitions)
-    layers: dict[str, Any] = {name: MaterializedLayer(tasks) for name, tasks in lowered.layers.items()}
-    promised = {output.name for output in graph.outputs} & set(dsk.layers)
-    wanted = [key for key in flatten(keys, container=(list, set)) if _layer_of(key) not in promised]
-    layers |= _outside(dsk, lifted.outside, [*wanted, *sorted(lowered.reads, key=str)], promised)
-    owners = {key: name for name, layer in layers.items() for key in layer}
-    dependencies = {
-        name: {
-            owners[key]
-            for task in layer.values()
-            for key in getattr(task, "dependencies", ())
-            if key in owners
-        }
-        - {name}
-        for name, layer in layers.items()
-    }
-    return HighLevelGraph(layers, dependencies)
+    outputs = [output.name for output in graph.outputs]
+    return splice(dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs)
 
 
 def free_name(name: str) -> str:
@@ -177,37 +161,6 @@ def _freed(dsk: HighLevelGraph, lifted: Lifted, free: frozenset[str]) -> EinGrap
         if output.name not in free or output.name in read:
             outputs.append(output)
     return replace(lifted.graph, outputs=tuple(outputs))
-
-
-def _layer_of(key: Any) -> Any:
-    return key[0] if isinstance(key, tuple) else key
-
-
-def _outside(
-    dsk: HighLevelGraph, names: frozenset[str], keys: list[Any], promised: set[str]
-) -> dict[str, Any]:
-    """Layers that stay, optimised by Dask as if the planned arrays were data."""
-    if not names:
-        return {}
-    layers: dict[str, Any] = {name: dsk.layers[name] for name in dsk.layers if name in names}
-    dependencies = {name: dsk.dependencies[name] & (names | promised) for name in layers}
-    stubs = {}
-    for name in sorted(promised):
-        blocks = dsk.layers[name].get_output_keys()
-        stubs[name] = {key: DataNode(key, None) for key in blocks if _layer_of(key) == name}
-        layers[name] = MaterializedLayer(stubs[name])
-        dependencies[name] = set()
-    kept = [key for tasks in stubs.values() for key in tasks]
-    part = HighLevelGraph(layers, dependencies)
-    if any(layers[name].annotations for name in names):
-        # fusing tasks would lose what the user wrote on them
-        fused = fuse_roots(optimize_blockwise(part, keys=[*keys, *kept]), keys=[*keys, *kept])
-        culled = fused.cull({*keys, *kept})
-        return {name: layer for name, layer in culled.layers.items() if name not in promised}
-    tasks = dict(dask_optimize(part, [*keys, *kept]))
-    for key in kept:
-        tasks.pop(key, None)
-    return {f"outside-{dask.base.tokenize(sorted(names))[:16]}": MaterializedLayer(tasks)} if tasks else {}
 
 
 def _as_it_came(graph: EinGraph, topology: Topology) -> Plan:

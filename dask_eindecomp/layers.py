@@ -331,8 +331,8 @@ def tree_function(
 ) -> tuple[Callable[..., Any], bool, tuple[int, ...]] | None:
     """One level of a reduction tree: its function, whether it keeps the reduced axes, its blocks with them kept.
 
-    Every block of the source must be read exactly once, blocks along a reduced axis in order.  ``before`` is how
-    many blocks the source has along each axis.
+    Every block of the source must be read exactly once, blocks along a reduced axis in order, and results must lie
+    in that order, too.  ``before`` is how many blocks the source has along each axis.
     """
     function: Callable[..., Any] | None = None
     token = None
@@ -369,7 +369,11 @@ def tree_function(
         len({place[axis] for place in places.values()}) if axis in axes else before[axis]
         for axis in range(len(before))
     )
+    # where results go along a reduced axis follows where their blocks come from
+    starts = [sorted({first[axis] for first in places.values()}) for axis in range(len(before))]
     for place, first in places.items():
+        if keeps and any(place[axis] != starts[axis].index(first[axis]) for axis in axes):
+            return None
         expected = tuple(i for axis, i in enumerate(first) if axis not in axes)
         kept = tuple(i for axis, i in enumerate(place) if axis not in axes) if keeps else place
         if kept != expected:

@@ -352,6 +352,8 @@ class _Lifter:
         if layer.output_blocks is not None and len(layer) != prod(self.layouts[name].numblocks):
             raise NotLifted("only some of its blocks are wanted")
         function, keywords = layer.task.func, dict(layer.task.kwargs)
+        if any(functions.base(function) is stale for stale in functions.STALE):
+            raise NotLifted(f"block function {functions.function_name(function)}")
         if any(isinstance(value, (GraphNode, TaskRef)) for value in keywords.values()):
             raise NotLifted("an argument is computed")
         arrays, arguments = _arguments(layer)

@@ -80,6 +80,8 @@ class _Lowering:
             self.node(node)
         for output in self.graph.outputs:
             self.deliver(output)
+            if output.chunks is None:
+                self.stand_alone(output.name)
         return Lowered({name: tasks for name, tasks in self.layers.items() if tasks}, frozenset(self.reads))
 
     def layer(self, kind: str, title: str) -> tuple[str, dict[Any, GraphNode]]:
@@ -213,6 +215,13 @@ class _Lowering:
         tasks[key] = Task(key, kernels.Sum(node.dtype, node.finish), List(*map(TaskRef, keys)))
 
     # outputs
+
+    def stand_alone(self, name: str) -> None:
+        """Give an array that users go on with a layer of its own name, as Dask expects of any array."""
+        mine = self.layers.setdefault(name, {})
+        for layer, tasks in self.layers.items():
+            if layer != name:
+                mine.update({key: tasks.pop(key) for key in list(tasks) if key[0] == name})
 
     def deliver(self, output: Output) -> None:
         """Give an output the names and chunks it was promised."""

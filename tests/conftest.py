@@ -19,14 +19,3 @@ def strict() -> Iterator[None]:
     """Planning errors are errors of the test."""
     with dask.config.set({"eindecomp.strict": True}):
         yield
-
-
-# Written but not yet seen green from end to end; take a file off this list once it is.
-collect_ignore = [
-    "test_api.py",
-    "test_distributed.py",
-    "test_hook.py",
-    "test_layers.py",
-    "test_lift.py",
-    "test_lower.py",
-]

@@ -235,7 +235,7 @@ PRODUCT_CASES = (
     Case("dot 3 2", "hij,jk", lambda xp, a, b: xp.dot(a, b)),
     Case("dot method", "ij,jk", lambda xp, a, b: a.dot(b)),
     Case("vdot 1", "i,i", lambda xp, a, b: xp.vdot(a, b)),
-    Case("vdot 2", "ij,ij", lambda xp, a, b: xp.vdot(a, b)),
+    Case("vdot 2", "ij,ij", lambda xp, a, b: xp.vdot(a, b), empty=False),
     Case("outer 1 1", "i,j", lambda xp, a, b: xp.outer(a, b)),
     Case("outer 2 1", "ij,k", lambda xp, a, b: xp.outer(a.ravel() if xp is np else a, b), REAL, empty=False),
     Case("matmul 1 1", "i,i", lambda xp, a, b: a @ b),
@@ -345,7 +345,7 @@ REDUCTIONS = (
     reduction("sum", {"axis": 1}, "bool int8 float16"),
     reduction("sum", {"axis": (0, 1), "dtype": "int8"}, "int64"),
     reduction("mean", {"axis": 1, "dtype": "float64"}, "float32 int8"),
-    reduction("var", {"axis": 1, "ddof": 1}, "float64"),
+    reduction("var", {"axis": 1, "ddof": -1}, "float64"),
     reduction("std", {"axis": (0, 2)}, "float32 float64"),
     reduction("mean", {"axis": 2}, "complex128"),
 )
@@ -353,7 +353,7 @@ CREATIONS = {
     "ones": lambda xp, b, **chunks: xp.ones((5, b.shape[0]), **chunks) @ b,
     "zeros": lambda xp, b, **chunks: xp.zeros((5, b.shape[0]), **chunks) @ b,
     "full": lambda xp, b, **chunks: xp.full((5, b.shape[0]), 3, **chunks) @ b,
-    "full of int8": lambda xp, b, **chunks: xp.full((5, b.shape[0]), 3, dtype="int8", **chunks) + b[0, 0],
+    "full of int8": lambda xp, b, **chunks: xp.full((5, b.shape[0]), 3, dtype="int8", **chunks) @ b,
 }
 """Arrays made from a shape."""
 CONTRACTIONS = (*EINSUMS, *PRODUCT_CASES)
@@ -424,7 +424,7 @@ def test_arrays_made_from_a_shape_are_cut_like_any_other(name: str, data: st.Dat
     any_plan_gives(data.draw, lazy, CREATIONS[name](np, b))
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_any_plan_of_a_whole_model_layer_gives_what_numpy_gives(data: st.DataObject) -> None:
     """Attention: contractions, a softmax of Dask's own reductions, views and maps between them."""
@@ -471,7 +471,9 @@ def test_narrow_numbers_wrap_as_numpys_do(dtype: str, data: st.DataObject) -> No
     rng = np.random.default_rng(5)
     a, b = (rng.integers(0, 200, shape).astype(dtype) for shape in ((4, 9), (9, 3)))
     x, y = as_dask(data.draw, a), as_dask(data.draw, b)
-    any_plan_gives(data.draw, da.einsum("ij,jk->ik", x, y), np.einsum("ij,jk->ik", a, b))
+    for lazy in (da.einsum("ij,jk->ik", x, y), da.tensordot(x, y, axes=1)):  # einsum declares a wider type
+        one, two = a.astype(lazy.dtype), b.astype(lazy.dtype)
+        any_plan_gives(data.draw, lazy, np.tensordot(one, two, axes=1))
 
 
 def test_a_planned_graph_is_not_planned_again() -> None:
@@ -520,7 +522,7 @@ def ranged() -> da.Array:
 STAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "map_blocks": (lambda: a_square().map_blocks(lambda block: block * 2), "block function"),
     "map_blocks of a known name": (lambda: a_square().map_blocks(np.cumsum, axis=0), "block function cumsum"),
-    "unknown chunks": (lambda: a_square()[a_square()[:, 0] > 0] + 1, "unknown chunk sizes"),
+    "unknown chunks": (lambda: a_square()[a_square()[:, 0] > 0] + 1, "unknown"),
     "objects": (lambda: a_square().astype(object) + 1, "elements of type object"),
     "structured": (lambda: structured()[:, None], "elements of type"),
     "datetimes": (lambda: a_square().astype("M8[s]") + np.timedelta64(1, "s"), "elements of type"),
@@ -535,12 +537,14 @@ STAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "concatenate": (lambda: da.concatenate([a_square(), a_square() + 1]), "tasks of its own"),
     "user's reduction": (ranged, ""),
     "argmax": (lambda: a_square().argmax(axis=0), ""),
-    "random": (lambda: da.random.default_rng(3).random((4, 4), chunks=2) * 1, ""),
-    "sort": (lambda: da.topk(a_square(), 2, axis=0), ""),
+    "topk": (lambda: da.topk(a_square(), 2, axis=0), ""),
     "diagonal": (lambda: da.diag(a_square()), ""),
-    "unary with out of place": (lambda: da.apply_along_axis(np.sort, 0, a_square((4, 2))), ""),
+    "apply_along_axis": (
+        lambda: da.apply_along_axis(np.sort, 0, a_square((4, 2)), shape=(4,), dtype="f8"),
+        "",
+    ),
     "gufunc": (lambda: da.apply_gufunc(np.linalg.det, "(i,j)->()", a_square(4)), ""),
-    "block of its own": (lambda: da.from_delayed(dask.delayed(np.ones)((4, 4)), (4, 4), "f8")[1:], ""),
+    "delayed": (lambda: da.from_delayed(dask.delayed(np.ones)((4, 4)), (4, 4), "f8")[1:], ""),
 }
 
 
@@ -602,20 +606,19 @@ def test_only_the_annotated_layer_is_left_alone() -> None:
 
 @pytest.mark.parametrize("index", [np.s_[:2, :2], np.s_[0], np.s_[3, 3], np.s_[:, 1:2]])
 def test_a_slice_of_a_product_is_not_computed_whole(index: Any) -> None:
-    calls: list[tuple[int, ...]] = []
+    seen: set[bytes] = set()
 
-    def counted(block: np.ndarray) -> np.ndarray:
-        calls.append(block.shape)
+    def noted(block: np.ndarray) -> np.ndarray:
+        seen.add(block.tobytes())
         return block
 
     a = a_square()
-    array = a.map_blocks(counted, dtype=a.dtype, meta=a._meta)
+    array = a.map_blocks(noted, dtype=a.dtype, meta=a._meta)
     product = (array @ a)[index]
     with dask.config.set(array_optimize=EinDecomp(force=True), scheduler="synchronous"):
         found = product.compute()
     np.testing.assert_array_equal(found, (a.compute() @ a.compute())[index])
-    rows = {np.s_[:2, :2].__repr__(): 2, "0": 2, "(3, 3)": 2}.get(repr(index), 4)
-    assert len(calls) == rows
+    assert len(seen) == (4 if isinstance(index, tuple) and index[0] == slice(None) else 2)
 
 
 # mistakes
@@ -639,11 +642,7 @@ def test_an_extent_of_one_against_another_is_refused_with_both(make: Any, hook: 
         dask.config.set(array_optimize=hook),
     ):
         array.compute(scheduler="synchronous")
-    assert (
-        array.name.split("-")[0] in str(refused.value)
-        or "tensordot" in str(refused.value)
-        or "sum" in str(refused.value)
-    )
+    assert "matmul-" in str(refused.value) or "tensordot-" in str(refused.value)
     assert "expected" in str(refused.value)
 
 

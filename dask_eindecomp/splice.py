@@ -1,0 +1,156 @@
+"""Planned layers put back into the graph they came from.
+
+Layers that stay go through Dask's own optimiser as if the planned arrays were data, so they fuse among themselves and
+never across the border.  Dask walks graphs layer by layer, so layers must read each other in one direction: what stays
+is sorted into layers by how many planned layers lie between it and the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+from dask._task_spec import DataNode, convert_legacy_graph
+from dask.array.optimization import optimize as dask_optimize
+from dask.base import tokenize
+from dask.blockwise import fuse_roots, optimize_blockwise
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+__all__ = ["splice"]
+
+Tasks = dict[Any, Any]
+
+
+def splice(
+    dsk: HighLevelGraph,
+    keys: Any,
+    outside: frozenset[str],
+    planned: Mapping[str, Tasks],
+    reads: Iterable[Any],
+    outputs: Iterable[str],
+) -> HighLevelGraph:
+    """One graph of planned layers and those that stay.
+
+    Parameters
+    ----------
+    dsk, keys
+        The graph as it came and what is wanted of it.
+    outside
+        Names of the layers that stay.
+    planned
+        Tasks of every planned layer.
+    reads
+        Keys of layers that stay which planned layers read.
+    outputs
+        Names of the arrays that planned layers give.
+    """
+    promised = set(outputs) & set(dsk.layers)
+    wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
+    staying = _staying(dsk, outside, [*wanted, *sorted(reads, key=str)], promised)
+    layers = {name: MaterializedLayer(tasks) for name, tasks in planned.items()}
+    token = tokenize(sorted(outside), sorted(planned))[:16]
+    for (level, marks), tasks in _by_level(planned, staying).items():
+        name = f"outside-{level}-{tokenize(token, level, marks)[:16]}"
+        layers[name] = MaterializedLayer(tasks, annotations=dict(marks) if marks else None)
+    owners = {key: name for name, layer in layers.items() for key in layer}
+    dependencies = {
+        name: {owners[key] for task in layer.values() for key in task.dependencies if key in owners} - {name}
+        for name, layer in layers.items()
+    }
+    return HighLevelGraph(layers, dependencies)
+
+
+def _name(key: Any) -> Any:
+    """First element of a key of an array; other keys stand for themselves."""
+    return key[0] if isinstance(key, tuple) else key
+
+
+def _staying(
+    dsk: HighLevelGraph, outside: frozenset[str], keys: list[Any], promised: set[str]
+) -> dict[Hashable, Tasks]:
+    """Tasks that stay, by the annotations they carry (None for none)."""
+    if not outside:
+        return {}
+    layers: dict[str, Any] = {name: layer for name, layer in dsk.layers.items() if name in outside}
+    dependencies = {name: dsk.dependencies[name] & (outside | promised) for name in layers}
+    annotated = any(layer.annotations for layer in layers.values())
+    stubs = [
+        key for name in sorted(promised) for key in dsk.layers[name].get_output_keys() if _name(key) == name
+    ]
+    for name in promised:
+        layers[name] = MaterializedLayer({key: DataNode(key, None) for key in stubs if _name(key) == name})
+        dependencies[name] = set()
+    part = HighLevelGraph(layers, dependencies)
+    every = [*keys, *stubs]
+    if not annotated:
+        tasks = convert_legacy_graph(dict(dask_optimize(part, every)))
+        return {None: {key: task for key, task in tasks.items() if _name(key) not in promised}}
+    # low-level fusion would lose what the user wrote on tasks
+    fused = fuse_roots(optimize_blockwise(part, keys=every), keys=every)
+    marks = {key: _frozen(layer.annotations) for layer in fused.layers.values() for key in layer}
+    tasks = convert_legacy_graph(fused.to_dict())
+    found: dict[Hashable, Tasks] = {}
+    stack = list(keys)
+    seen = set(stubs)
+    while stack:
+        key = stack.pop()
+        if key not in seen and key in tasks:
+            seen.add(key)
+            found.setdefault(marks.get(key), {})[key] = tasks[key]
+            stack += tasks[key].dependencies
+    return found
+
+
+class _Annotations(tuple[Any, ...]):
+    """Items of a layer's annotations, told apart by identity where they cannot be hashed."""
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+def _frozen(annotations: Mapping[str, Any] | None) -> Hashable:
+    """Annotations as a key to group tasks by."""
+    return _Annotations(sorted(annotations.items())) if annotations else None
+
+
+def _by_level(
+    planned: Mapping[str, Tasks], staying: Mapping[Hashable, Tasks]
+) -> dict[tuple[int, Any], Tasks]:
+    """Tasks that stay by their level and annotations.
+
+    A task is one level above the planned layers it reads, and above tasks with other annotations; a planned layer is
+    as high as the highest it reads.
+    """
+    owners = {key: name for name, tasks in planned.items() for key in tasks}
+    single = {key: task for tasks in staying.values() for key, task in tasks.items()}
+    marked = {key: marks for marks, tasks in staying.items() for key in tasks}
+
+    def reads(unit: Any) -> list[Any]:
+        tasks = planned[unit[1]].values() if unit[0] else [single[unit[1]]]
+        found = {key for task in tasks for key in task.dependencies}
+        units = {(True, owners[key]) if key in owners else (False, key) for key in found}
+        return [one for one in units if one != unit and (one[0] or one[1] in single)]
+
+    def crosses(unit: Any, source: Any) -> bool:
+        return not unit[0] and (source[0] or marked[source[1]] != marked[unit[1]])
+
+    levels: dict[Any, int] = {}
+    below: dict[Any, list[Any]] = {}
+    for start in [*((True, name) for name in planned), *((False, key) for key in single)]:
+        stack = [start]
+        while stack:
+            unit = stack[-1]
+            if unit in levels:
+                stack.pop()
+                continue
+            if unit not in below:
+                below[unit] = reads(unit)
+                stack += [one for one in below[unit] if one not in levels]
+                continue
+            stack.pop()
+            levels[unit] = max((levels[one] + crosses(unit, one) for one in below.pop(unit)), default=0)
+    grouped: dict[tuple[int, Any], Tasks] = {}
+    for key, task in single.items():
+        grouped.setdefault((levels[(False, key)], marked[key]), {})[key] = task
+    return grouped
