@@ -392,7 +392,11 @@ class Join:
             return replace(self, pieces=pieces)._tile(step, [[block] for block in merged])
         cells = self._cells(step, operands, stretches)
         result = next(cells)[-1] if count == 1 else _assembled(cells, _lengths(extents, self.output))
-        return result.astype(step.result, copy=False) if isinstance(step, Contraction) else result
+        if not isinstance(step, Contraction):
+            return result
+        if isinstance(result, np.generic):  # NumPy's product of arrays without axes is no array
+            result = np.array(result)
+        return result.astype(step.result, copy=False)
 
     def _stretches(self) -> dict[str, list[Stretch]]:
         """For every label the stretches between boundaries of any operand's pieces."""

@@ -230,7 +230,7 @@ def test_computations_go_on_while_futures_come_and_go(client: Client) -> None:
     dropped = []
 
     def churn() -> None:
-        while not done.wait(0.02):
+        while not done.wait(0.05):
             held = [client.submit(abs, -len(dropped), pure=False)]
             dropped.append(held)
             client.loop.add_callback(held.clear)

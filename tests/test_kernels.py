@@ -744,3 +744,9 @@ def test_kernels_are_named_alike_in_every_process_and_apart_from_each_other() ->
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
         )
         assert there.stdout.split() == tokens
+
+
+def test_a_product_of_arrays_without_axes_is_an_array() -> None:
+    tile = Join(",->", ((), ()), (), (), ((), ()), Contraction("int64"))
+    result = tile(np.array(2), np.array(3))
+    assert type(result) is np.ndarray and result == 6
