@@ -1,121 +1,83 @@
-"""The hook against plain Dask on a local cluster, alternating: seconds, ratio, tasks besides the inputs.
+"""The hook against plain Dask on worker processes: seconds and tasks, alternating in one run.
 
-python -m benchmarks.bench_hook [--repeats 5] [--size 4000] [--workers 4]
+Prints one line a problem: medians with their least and most, the ratio, and the tasks besides the inputs.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import dask
 import dask.array as da
-import numpy as np
-from dask.array.optimization import optimize as dask_optimize
+from distributed import Client, LocalCluster, wait
 
 from dask_eindecomp import EinDecomp
 
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+def optimiser(hook: EinDecomp | None) -> AbstractContextManager[Any]:
+    """Dask with the hook; without one its own optimiser (None in the config would turn that off)."""
+    return nullcontext() if hook is None else dask.config.set(array_optimize=hook)
 
 
-@dataclass(frozen=True)
-class Race:
-    """A computation and what is asked of it."""
-
-    name: str
-    """What is printed."""
-    inputs: Callable[[int], tuple[da.Array, ...]]
-    """Lazy inputs for a size; they are persisted first."""
-    expression: Callable[..., da.Array]
-    """The array to persist."""
-    ratio: float
-    """How many times as fast as plain Dask it should be at full size."""
-    tasks: int
-    """Most tasks besides the inputs."""
+def tasks(array: da.Array, hook: EinDecomp | None) -> int:
+    """Tasks of the optimised graph besides those of persisted inputs."""
+    with optimiser(hook):
+        (optimised,) = dask.optimize(array)
+    graph = dict(optimised.__dask_graph__())
+    inputs = {key for key in graph if str(key[0]).startswith("random_sample")}
+    return len(graph) - len(inputs)
 
 
-def _square(size: int) -> tuple[da.Array, ...]:
-    return tuple(da.random.default_rng(n).normal(size=(size, size), chunks=size // 4) for n in range(2))
-
-
-def _tucker(size: int) -> tuple[da.Array, ...]:
-    side, rank = max(size * 64 // 4000, 4), 12
-    shapes = [(side,) * 3, *[(side, rank)] * 3]
-    return tuple(
-        da.random.default_rng(n).normal(size=shape, chunks=tuple(-(-extent // 4) for extent in shape))
-        for n, shape in enumerate(shapes)
-    )
-
-
-RACES = (
-    Race("ij,jk->ik", _square, lambda a, b: da.einsum("ij,jk->ik", a, b), ratio=6, tasks=40),
-    Race(
-        "ijk,ia,jb,kc->abc",
-        _tucker,
-        lambda x, a, b, c: da.einsum("ijk,ia,jb,kc->abc", x, a, b, c),
-        ratio=15,
-        tasks=130,
-    ),
-)
+def seconds(client: Client, build: Callable[[], da.Array], hook: EinDecomp | None) -> float:
+    """Seconds to persist a result, which is released before the next run."""
+    with optimiser(hook):
+        array = build()
+        started = time.perf_counter()
+        result = array.persist()
+        wait(result)
+        took = time.perf_counter() - started
+    del result, array
+    client.run(lambda: None)  # the release has reached every worker
+    return took
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each (default: 5)")
-    parser.add_argument("--size", type=int, default=4000, help="rows of the matrices (default: 4000)")
-    parser.add_argument("--workers", type=int, default=4, help="processes of one thread (default: 4)")
+    """Run both problems."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--size", type=int, default=4000, help="extent of the square product")
     options = parser.parse_args()
-    os.environ |= dict.fromkeys(ONE_THREAD, "1")  # before the workers start
-    from distributed import Client, LocalCluster
-
+    blas = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with (
-        dask.config.set({"distributed.worker.memory.terminate": False}),
-        LocalCluster(
-            n_workers=options.workers, threads_per_worker=1, dashboard_address=":0", silence_logs=40
-        ) as cluster,
+        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None, env=blas) as cluster,
         Client(cluster) as client,
     ):
-        for race in RACES:
-            run(race, client, options.size, options.repeats)
-
-
-def run(race: Race, client: object, size: int, repeats: int) -> None:
-    """Run one race and print what came of it; no future outlives the call."""
-    from distributed import get_task_stream, wait
-
-    inputs = dask.persist(*race.inputs(size))
-    wait(inputs)
-    optimizers = {"plain": dask_optimize, "hook": EinDecomp()}
-    seconds: dict[str, list[float]] = {name: [] for name in optimizers}
-    tasks: dict[str, int] = {}
-    results: dict[str, np.ndarray] = {}
-    for turn in range(repeats + 1):
-        for name in sorted(optimizers, reverse=bool(turn % 2)):
-            with dask.config.set(array_optimize=optimizers[name]), get_task_stream(client) as stream:
-                start = time.perf_counter()
-                result = race.expression(*inputs).persist()
-                wait(result)
-                seconds[name].append(time.perf_counter() - start)
-            tasks[name] = len(stream.data)
-            if not turn:
-                results[name] = result.compute()
-            del result
-            time.sleep(0.2)  # the scheduler forgets what was released
-    np.testing.assert_allclose(results["hook"], results["plain"], rtol=1e-6, atol=1e-6 * size)
-    medians = {name: statistics.median(found[1:]) for name, found in seconds.items()}
-    ratios = sorted(plain / hook for plain, hook in zip(seconds["plain"][1:], seconds["hook"][1:]))
-    print(f"{race.name}: inputs {', '.join(str(array.shape) for array in inputs)}")
-    for name in optimizers:
-        spread = f"{min(seconds[name][1:]):.3f} to {max(seconds[name][1:]):.3f}"
-        print(f"  {name:6} {medians[name]:8.3f} s ({spread}), {tasks[name]} tasks besides the inputs")
-    print(
-        f"  {medians['plain'] / medians['hook']:.1f} times as fast ({ratios[0]:.1f} to {ratios[-1]:.1f} pair by pair; "
-        f"expected at full size: {race.ratio:g}), at most {race.tasks} tasks expected"
-    )
+        n = options.size
+        a, b = (da.random.random((n, n), chunks=n // 4).persist() for _ in range(2))
+        x = da.random.random((64, 64, 64), chunks=16).persist()
+        factors = [da.random.random((64, 12), chunks=(16, 3)).persist() for _ in range(3)]
+        wait([a, b, x, *factors])
+        problems: dict[str, Callable[[], da.Array]] = {
+            f"einsum ij,jk->ik, {n} squared": lambda: da.einsum("ij,jk->ik", a, b),
+            "einsum ijk,ia,jb,kc->abc, n=64, R=12": lambda: da.einsum("ijk,ia,jb,kc->abc", x, *factors),
+        }
+        for name, build in problems.items():
+            runs: dict[bool, list[float]] = {True: [], False: []}
+            for _ in range(options.repeats):
+                for planned in (True, False):
+                    runs[planned].append(seconds(client, build, EinDecomp() if planned else None))
+            ours, plain = (statistics.median(runs[planned]) for planned in (True, False))
+            spread = ", ".join(f"{min(r):.2f} to {max(r):.2f}" for r in (runs[True], runs[False]))
+            print(
+                f"{name}: planned {ours:.2f} s, plain {plain:.2f} s ({spread}), ratio {plain / ours:.1f}; "
+                f"tasks besides inputs: planned {tasks(build(), EinDecomp())}, plain {tasks(build(), None)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

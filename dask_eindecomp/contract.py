@@ -7,6 +7,7 @@ opt_einsum finds is written into the graph, where every intermediate gets a part
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import opt_einsum
 
@@ -27,12 +28,13 @@ def contract(graph: EinGraph) -> EinGraph:
     >>> [str(node.expression) for node in contract(g).nodes.values()]
     ['bc,cd->bd', 'ab,bd->ad']
     """
+    if not any(map(_is_long_product, graph.nodes.values())):
+        return graph
+    taken = {*graph.inputs, *graph.nodes}
     nodes: dict[str, Node] = {}
     for node in graph.nodes.values():
-        for part in _binary(node) if _is_long_product(node) else [node]:
+        for part in _binary(node, taken) if _is_long_product(node) else [node]:
             nodes[part.name] = part
-    if len(nodes) == len(graph.nodes):
-        return graph
     return replace(graph, nodes=nodes)
 
 
@@ -41,23 +43,33 @@ def _is_long_product(node: Node) -> bool:
     return len(node.inputs) > 2 and expression.join == "multiply" and expression.aggregate == "sum"
 
 
-def _binary(node: Node) -> list[Node]:
-    """The binary expressions that together are ``node``; the last one has its name."""
+def _subscripts(expression: Expression) -> str:
+    """The einsum in opt_einsum's letters; labels may be longer than a character."""
+    letters = {label: opt_einsum.get_symbol(number) for number, label in enumerate(expression.labels)}
+    terms = (
+        "".join(letters[label] for label in labels) for labels in (*expression.operands, expression.output)
+    )
+    *operands, output = terms
+    return f"{','.join(operands)}->{output}"
+
+
+def _binary(node: Node, taken: set[str]) -> list[Node]:
+    """The binary expressions that together are ``node``; the last one has its name, the others names not taken."""
     extents, came = dict(node.extents), dict(node.came)
     operands = list(zip(node.inputs, node.expression.operands))
     shapes = [tuple(extents[label] for label in labels) for _, labels in operands]
-    path, _ = opt_einsum.contract_path(node.expression.einsum, *shapes, shapes=True, optimize="auto")
+    path, _ = opt_einsum.contract_path(_subscripts(node.expression), *shapes, shapes=True, optimize="auto")
     parts: list[Node] = []
-    for number, picked in enumerate(path):
+    for picked in path:
         chosen = [operands.pop(position) for position in sorted(picked, reverse=True)][::-1]
         if len(chosen) > 2:  # opt_einsum leaves a last product of many whose order does not matter
             operands += chosen[2:]
             chosen = chosen[:2]
-        parts.append(_part(node, number, chosen, operands, extents, came))
+        parts.append(_part(node, taken, chosen, operands, extents, came))
         operands.append((parts[-1].name, parts[-1].expression.output))
     while len(operands) > 1:
         chosen = [operands.pop(), operands.pop()]
-        parts.append(_part(node, len(parts), chosen, operands, extents, came))
+        parts.append(_part(node, taken, chosen, operands, extents, came))
         operands.append((parts[-1].name, parts[-1].expression.output))
     last = parts[-1]
     expression = replace(last.expression, output=node.expression.output)
@@ -78,7 +90,7 @@ def _binary(node: Node) -> list[Node]:
 
 def _part(
     node: Node,
-    number: int,
+    taken: set[str],
     chosen: list[tuple[str, tuple[str, ...]]],
     rest: list[tuple[str, tuple[str, ...]]],
     extents: dict[str, int],
@@ -90,11 +102,14 @@ def _part(
     expression = Expression(
         tuple(operand for _, operand in chosen), tuple(label for label in labels if label in needed)
     )
+    number = next(n for n in count() if f"{node.name}.{n}" not in taken)
+    name = f"{node.name}.{number}"
+    taken.add(name)
     # half precision would lose digits between two products
     dtype = "float32" if node.dtype == "float16" else node.dtype
     step = None if node.step is None else kernels.Contraction(dtype, node.step.cast)
     return Node(
-        f"{node.name}.{number}",
+        name,
         expression,
         tuple(source for source, _ in chosen),
         tuple((label, extents[label]) for label in expression.labels),

@@ -1,77 +1,300 @@
-"""Slow, plain versions of what the package does quickly: the costs, and the best plan by trying every one."""
+"""Slow and obvious versions of what the package does fast, written from the formulas alone.
+
+``brute_force`` adds up every assignment of candidates; ``evaluate`` runs a graph in plain NumPy, whole arrays at a
+time.  Nothing here looks at ``cost`` or ``kernels``, so that an error there cannot hide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, reduce
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from dask_eindecomp.decompose import price
+from dask_eindecomp.expression import Expression
 from dask_eindecomp.graph import EinGraph, Node
-from dask_eindecomp.partition import viable
+from dask_eindecomp.partition import Chunks, Cut, Partition
+from dask_eindecomp.topology import Topology
 
-Parts = Mapping[str, int]
-
-
-def node_cost(graph: EinGraph, node: Node, parts: Parts, objective: str) -> float:
-    """Join and aggregate of one expression: floats for ``paper``, bytes beyond one copy of each input for ``bytes``."""
-    extents = dict(node.extents)
-    total = 0.0
-    for source, labels in zip(node.inputs, node.expression.operands):
-        size = prod(graph.shape(source))
-        copies = 1
-        for label in parts:
-            if label not in labels:
-                copies *= parts[label]
-        total += size * copies if objective == "paper" else size * (copies - 1) * graph.itemsize(source)
-    result = prod(extents[label] for label in node.expression.output)
-    partials = prod(parts[label] for label in parts if label not in node.expression.output)
-    return total + result * (partials - 1) * (1 if objective == "paper" else np.dtype(node.dtype).itemsize)
-
-
-def edge_cost(
-    shape: tuple[int, ...], one: tuple[int, ...], two: tuple[int, ...], itemsize: int, objective: str
-) -> float:
-    """Repartition between grids that nest."""
-    if one == two:
-        return 0.0
-    size = prod(shape)
-    produced, consumed = size / prod(one), size / prod(two)
-    meeting = size / prod(max(a, b) for a, b in zip(one, two))
-    if objective == "paper":
-        return size * produced / meeting + size * (consumed / meeting - 1)
-    return (size - min(prod(one), prod(two)) * meeting) * itemsize
+JOINS = {
+    "multiply": lambda *values: reduce(np.multiply, values),
+    "add": lambda *values: reduce(np.add, values),
+    "subtract": np.subtract,
+    "divide": np.divide,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "squared_difference": lambda x, y: (x - y) ** 2,
+    "absolute_difference": lambda x, y: abs(x - y),
+    "exp_difference": lambda x, y: np.exp(x - y),
+}
+AGGREGATES = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "any": np.logical_or,
+    "all": np.logical_and,
+    "logsumexp": np.logaddexp,
+}
 
 
-def plan_cost(graph: EinGraph, plan: Mapping[str, Parts], objective: str) -> float:
-    """What a whole plan costs."""
-    total = 0.0
+# What a graph computes
+
+
+def evaluate(graph: EinGraph, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Every tensor of a graph by name, from its expressions alone."""
+    values = {name: np.asarray(arrays[name]) for name in graph.inputs}
     for node in graph.nodes.values():
-        mine = plan[node.name]
-        total += node_cost(graph, node, mine, objective)
-        for source, labels in zip(node.inputs, node.expression.operands):
-            if source in graph.nodes:
-                one = tuple(plan[source][label] for label in graph.nodes[source].expression.output)
-                two = tuple(mine[label] for label in labels)
-                total += edge_cost(graph.shape(source), one, two, graph.itemsize(source), objective)
-    return total
-
-
-def brute_force(graph: EinGraph, tiles: int, objective: str) -> float:
-    """The least cost of all plans of exactly so many tiles an expression."""
-    spaces = [viable(dict(node.extents), tiles, divide=objective == "paper") for node in graph.nodes.values()]
-    names = list(graph.nodes)
-    return min(plan_cost(graph, dict(zip(names, plan)), objective) for plan in product(*spaces))
-
-
-def evaluate(graph: EinGraph, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every tensor of a graph of sums of products, by ``np.einsum``."""
-    values = dict(arrays)
-    for node in graph.nodes.values():
-        numbers = {label: n for n, label in enumerate(node.expression.labels)}
-        operands: list[object] = []
-        for source, labels in zip(node.inputs, node.expression.operands):
-            operands += [values[source], [numbers[label] for label in labels]]
-        values[node.name] = np.einsum(*operands, [numbers[label] for label in node.expression.output])
+        operands = [values[source] for source in node.inputs]
+        result = evaluate_expression(node.expression, operands, dict(node.extents))
+        values[node.name] = np.asarray(result).astype(node.dtype)
     return values
+
+
+def evaluate_expression(
+    expression: Expression, operands: Sequence[np.ndarray], extents: Mapping[str, int]
+) -> np.ndarray:
+    """One expression: every operand spread over all labels, joined, and combined along what the output lacks."""
+    numbers = {label: number for number, label in enumerate(expression.labels)}
+    order = [numbers[label] for label in expression.output]
+    known = {label for labels in expression.operands for label in labels}
+    if (expression.join, expression.aggregate) == ("multiply", "sum") and known >= set(expression.output):
+        pairs: list[Any] = []
+        for operand, labels in zip(operands, expression.operands):
+            pairs += [operand, [numbers[label] for label in labels]]
+        return np.asarray(np.einsum(*pairs, order))
+    every = (*expression.output, *expression.contracted)
+    spread = []
+    for operand, labels in zip(operands, expression.operands):
+        distinct = sorted(set(labels), key=every.index)
+        taken = np.einsum(operand, [numbers[one] for one in labels], [numbers[one] for one in distinct])
+        axes = tuple(axis for axis, label in enumerate(every) if label not in distinct)
+        spread.append(np.broadcast_to(np.expand_dims(taken, axes), [extents[label] for label in every]))
+    joined = spread[0] if len(spread) == 1 else JOINS[expression.join](*spread)
+    if not expression.contracted:
+        return np.asarray(joined)
+    if isinstance(expression.aggregate, str):
+        axes = tuple(range(len(expression.output), len(every)))
+        return np.asarray(AGGREGATES[expression.aggregate].reduce(joined, axis=axes))
+    rows = joined.reshape(*joined.shape[: len(expression.output)], -1)
+    result = reduce(expression.aggregate.combine, np.moveaxis(rows, -1, 0))
+    return np.asarray(expression.aggregate.finalize(result) if expression.aggregate.finalize else result)
+
+
+# What may be chosen
+
+
+def balanced(extent: int, parts: int) -> Cut:
+    """``parts`` lengths that differ by at most one, the longer ones first."""
+    lengths = [0] * parts
+    for position in range(extent):
+        lengths[position % parts] += 1
+    return tuple(lengths)
+
+
+def viable(extents: Mapping[str, int], tiles: int, divide: bool) -> list[dict[str, int]]:
+    """Every vector of ``tiles`` tiles, or of the largest number below it that has any, out of all vectors."""
+    vectors: list[dict[str, int]] = [{}]
+    for label, extent in extents.items():
+        vectors = [
+            {**vector, label: parts}
+            for vector in vectors
+            for parts in range(1, max(extent, 1) + 1)
+            if prod(vector.values()) * parts <= tiles and (not divide or extent % parts == 0)
+        ]
+    numbers = {prod(vector.values()) for vector in vectors}
+    if divide and tiles & (tiles - 1) == 0:
+        numbers = {number for number in numbers if number & (number - 1) == 0}
+    return [vector for vector in vectors if prod(vector.values()) == max(numbers)]
+
+
+def candidates(graph: EinGraph, tiles: Sequence[int], objective: str) -> dict[str, list[Partition]]:
+    """Every partition that a planner of this objective may choose, for each of these numbers of tiles."""
+    seen: dict[tuple[int, int], Counter[Cut]] = {}
+    layouts = [one.chunks for one in graph.inputs.values() if one.chunks]
+    layouts += [one.chunks for one in graph.outputs if one.chunks]
+    for axis in (axis for chunks in layouts for axis in chunks if objective == "seconds"):
+        seen.setdefault((sum(axis), len(axis)), Counter())[axis] += 1
+    there = {key: max(counts, key=lambda axis: (counts[axis], axis)) for key, counts in seen.items()}
+    found: dict[str, list[Partition]] = {}
+    for node in graph.nodes.values():
+        vectors = [
+            vector
+            for number in tiles
+            for vector in viable(dict(node.extents), number, divide=objective == "paper")
+        ]
+        cuts = [
+            tuple(
+                (label, there.get((extent, vector[label])) or balanced(extent, vector[label]))
+                for label, extent in node.extents
+            )
+            for vector in vectors
+        ]
+        found[node.name] = [Partition(one) for one in dict.fromkeys(cuts)]
+    return found
+
+
+# What a choice costs
+
+
+def node_cost(graph: EinGraph, node: Node, parts: Mapping[str, int], objective: str) -> float:
+    """Join and aggregate: floats in the worst case (paper), or bytes beyond one copy of everything (bytes)."""
+    extents, total = dict(node.extents), 0
+    for labels, source in zip(node.expression.operands, node.inputs):
+        copies = prod(parts[label] for label in extents if label not in labels)
+        if objective == "paper":
+            total += prod(graph.shape(source)) * copies
+        else:  # of a tensor read along its diagonal, the diagonal
+            size = prod(extents[label] for label in set(labels))
+            total += size * (copies - 1) * np.dtype(graph.dtype(source)).itemsize
+    partials = prod(parts[label] for label in extents if label not in node.expression.output)
+    combined = prod(node.shape) * (partials - 1)
+    return total + combined * (1 if objective == "paper" else np.dtype(node.dtype).itemsize)
+
+
+def intervals(chunks: Cut) -> list[tuple[int, int]]:
+    """Where each chunk begins and ends."""
+    return [(sum(chunks[:n]), sum(chunks[: n + 1])) for n in range(len(chunks))]
+
+
+@cache
+def shared(produced: Cut, consumed: Cut) -> tuple[tuple[int, ...], ...]:
+    """Elements that each chunk of one cut has in common with each of another."""
+    return tuple(
+        tuple(max(0, min(stop, until) - max(start, since)) for since, until in intervals(consumed))
+        for start, stop in intervals(produced)
+    )
+
+
+def edge_cost(shape: tuple[int, ...], produced: Chunks, consumed: Chunks, objective: str) -> float:
+    """Repartition in elements: the published figure, or what is missing at the best overlap, one tile a worker."""
+    size = prod(shape)
+    if produced == consumed or not size:
+        return 0
+    some, other = prod(map(len, produced)), prod(map(len, consumed))
+    if objective == "paper":
+        meeting = size / prod(max(len(p), len(c)) for p, c in zip(produced, consumed))
+        return size * (size / some) / meeting + size * ((size / other) / meeting - 1)
+    meeting = prod(max(map(max, shared(p, c))) for p, c in zip(produced, consumed))
+    return size - min(min(some, other) * meeting, size)
+
+
+@cache
+def given_cost(chunks: Chunks, owners: tuple[int, ...] | None, consumed: Chunks, workers: int) -> int:
+    """Elements shipped from blocks that have owners: each tile where most of it lies, dealt out evenly."""
+    blocks = list(product(*(range(len(axis)) for axis in chunks)))
+    tiles = list(product(*(range(len(axis)) for axis in consumed)))
+    if owners is None:
+        owners = tuple(number * workers // len(blocks) for number in range(len(blocks)))
+    held = {(worker, number): 0 for worker in range(workers) for number in range(len(tiles))}
+    for owner, block in zip(owners, blocks):
+        for number, tile in enumerate(tiles):
+            held[owner, number] += prod(
+                shared(p, c)[i][j] for p, c, i, j in zip(chunks, consumed, block, tile)
+            )
+    placed: dict[int, int] = {}
+    load = Counter[int]()
+    most = -(-len(tiles) // workers)
+    for worker, number in sorted(held, key=lambda pair: -held[pair]):
+        if number not in placed and load[worker] < most:
+            placed[number] = worker
+            load[worker] += 1
+    sizes = [prod(axis[n] for axis, n in zip(consumed, tile)) for tile in tiles]
+    return sum(sizes[number] - held[worker, number] for number, worker in placed.items())
+
+
+def plan_cost(
+    graph: EinGraph, partitions: Mapping[str, Partition], objective: str, topology: Topology
+) -> float:
+    """What one assignment costs, expression by expression and edge by edge."""
+    if objective == "seconds":
+        return price(graph, partitions, topology).cost
+    alone = sum(
+        node_cost(graph, node, partitions[node.name].parts, objective) for node in graph.nodes.values()
+    )
+    return alone + sum(
+        _read(graph, source, partitions.get(source), wanted, objective, topology)
+        for source, wanted in _edges(graph, partitions, objective)
+    )
+
+
+def brute_force(
+    graph: EinGraph, candidates: Mapping[str, Sequence[Partition]], objective: str, topology: Topology
+) -> float:
+    """The least total cost of all assignments, every one of them added up."""
+    names = list(candidates)
+    if objective == "seconds":
+        return min(
+            price(graph, dict(zip(names, chosen)), topology).cost for chosen in product(*candidates.values())
+        )
+    total = np.zeros([len(candidates[name]) for name in names])
+    for name, node in graph.nodes.items():
+        costs = [node_cost(graph, node, one.parts, objective) for one in candidates[name]]
+        total += _along(np.array(costs, dtype=float), [name], names)
+        for labels, source in zip(node.expression.operands, node.inputs):
+            table = np.array(
+                [
+                    [
+                        _read(graph, source, theirs, mine.grid(labels), objective, topology)
+                        for mine in candidates[name]
+                    ]
+                    for theirs in candidates.get(source, [None])
+                ],
+                dtype=float,
+            )
+            total += (
+                _along(table, [source, name], names)
+                if source in candidates
+                else _along(table[0], [name], names)
+            )
+    for output in graph.outputs:
+        if objective == "bytes" and output.chunks is not None and output.source in candidates:
+            costs = [
+                _read(graph, output.source, one, output.chunks, objective, topology)
+                for one in candidates[output.source]
+            ]
+            total += _along(np.array(costs, dtype=float), [output.source], names)
+    return float(total.min())
+
+
+def _edges(
+    graph: EinGraph, partitions: Mapping[str, Partition], objective: str
+) -> Iterator[tuple[str, Chunks]]:
+    """Every tensor that is read, and the chunks it is wanted in."""
+    for node in graph.nodes.values():
+        for labels, source in zip(node.expression.operands, node.inputs):
+            yield source, partitions[node.name].grid(labels)
+    for output in graph.outputs:
+        if objective == "bytes" and output.chunks is not None and output.source in graph.nodes:
+            yield output.source, output.chunks
+
+
+def _read(
+    graph: EinGraph,
+    source: str,
+    theirs: Partition | None,
+    wanted: Chunks,
+    objective: str,
+    topology: Topology,
+) -> float:
+    """What reading ``source`` in the chunks ``wanted`` costs."""
+    itemsize = 1 if objective == "paper" else np.dtype(graph.dtype(source)).itemsize
+    if theirs is not None:
+        produced = theirs.grid(graph.nodes[source].expression.output)
+        return itemsize * edge_cost(graph.shape(source), produced, wanted, objective)
+    given = graph.inputs[source]
+    if objective == "paper" or given.chunks is None:
+        return 0
+    return itemsize * given_cost(given.chunks, given.owners, wanted, topology.workers)
+
+
+def _along(table: np.ndarray, scope: list[str], names: list[str]) -> np.ndarray:
+    """A table over some variables, shaped to be added to one over all of them."""
+    order = sorted(range(len(scope)), key=lambda axis: names.index(scope[axis]))
+    lengths = {name: length for name, length in zip(scope, table.shape)}
+    return table.transpose(order).reshape([lengths.get(name, 1) for name in names])
