@@ -108,12 +108,23 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
         choices.append(
             Choice(node.name, str(node.expression), mine, joined, combined, moved, seconds, reason, title)
         )
-    delivery = Traffic()
-    for output in graph.outputs:
-        if output.chunks is not None:
-            delivery += pricing.edge_traffic(output.source, partitions, output.chunks)
-    total = sum(choice.seconds for choice in choices) + topology.move_seconds(delivery)
-    return Plan(tuple(choices), total, "seconds", topology, delivery=delivery, left_alone=graph.left_alone)
+    deliveries = [
+        pricing.edge_traffic(output.source, partitions, output.chunks)
+        for output in graph.outputs
+        if output.chunks is not None
+    ]
+    # messages are shared out anew for each result, so seconds are added, not derived from the sum
+    delivered = sum(map(topology.move_seconds, deliveries))
+    total = sum(choice.seconds for choice in choices) + delivered
+    return Plan(
+        tuple(choices),
+        total,
+        "seconds",
+        topology,
+        delivery=sum(deliveries, Traffic()),
+        delivery_seconds=delivered,
+        left_alone=graph.left_alone,
+    )
 
 
 def _reason(graph: EinGraph, node: Node, mine: Partition, topology: Topology) -> str:

@@ -73,7 +73,9 @@ class Plan:
     gap: float = 0.0
     """0.0 if proven optimal, else a bound on ``cost / optimum - 1``."""
     delivery: Traffic = NOTHING
-    """What cutting the results into the chunks they were promised in costs."""
+    """What cutting the results into the chunks they were promised in moves."""
+    delivery_seconds: float = 0.0
+    """Estimated seconds of that, one result after the other."""
     baseline: Traffic | None = None
     """Traffic of the graph as it came, same model; None if it has none."""
     baseline_seconds: float | None = None
@@ -96,8 +98,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Estimated seconds of the whole plan."""
-        delivery = self.topology.move_seconds(self.delivery)
-        return sum(choice.seconds for choice in self.choices) + delivery
+        return sum(choice.seconds for choice in self.choices) + self.delivery_seconds
 
     @property
     def is_cheaper(self) -> bool:

@@ -663,3 +663,21 @@ def test_tiles_or_a_topology_must_be_given() -> None:
 
 def test_its_errors_are_value_errors() -> None:
     assert issubclass(DecomposeError, ValueError)
+
+
+def test_two_results_are_delivered_one_after_the_other() -> None:
+    spec = {"R": ("i->i", "A"), "S": ("i,j->ij", "A", "R"), "T": ("i,i->i", "A", "R")}
+    graph = EinGraph.from_spec({"A": (3,)}, spec, ["S", "T"])
+    promised = (Output("S", "S", ((3,), (2, 1))), Output("T", "T", ((2, 1),)))
+    graph = replace(graph, outputs=promised)
+    thirds = {
+        node.name: Partition.balanced(dict(node.extents), {node.expression.output[0]: 3})
+        for node in graph.nodes.values()
+    }
+    topology = Topology(workers=7)
+    plan = price(graph, thirds, topology)
+    alone = [
+        price(replace(graph, outputs=(output,)), thirds, topology).delivery_seconds for output in promised
+    ]
+    assert plan.delivery_seconds == pytest.approx(sum(alone))
+    assert plan.delivery_seconds > topology.move_seconds(plan.delivery)

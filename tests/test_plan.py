@@ -51,8 +51,7 @@ def test_the_traffic_of_a_plan_is_that_of_its_choices_and_the_delivery() -> None
 
 
 def test_the_seconds_of_a_plan_are_those_of_its_choices_and_the_delivery() -> None:
-    topology = Topology(workers=2, task_overhead=0.5)
-    whole = plan(choice(seconds=2.0), choice("Y", seconds=1.0), topology=topology, delivery=Traffic(tasks=4))
+    whole = plan(choice(seconds=2.0), choice("Y", seconds=1.0), delivery_seconds=2.0)
     assert whole.seconds == 5.0
 
 
