@@ -670,14 +670,14 @@ def test_two_results_are_delivered_one_after_the_other() -> None:
     graph = EinGraph.from_spec({"A": (3,)}, spec, ["S", "T"])
     promised = (Output("S", "S", ((3,), (2, 1))), Output("T", "T", ((2, 1),)))
     graph = replace(graph, outputs=promised)
-    thirds = {
-        node.name: Partition.balanced(dict(node.extents), {node.expression.output[0]: 3})
-        for node in graph.nodes.values()
+    cuts = {"R": {}, "S": {"i": 3}, "T": {}}
+    partitions = {
+        node.name: Partition.balanced(dict(node.extents), cuts[node.name]) for node in graph.nodes.values()
     }
-    topology = Topology(workers=7)
-    plan = price(graph, thirds, topology)
+    topology = Topology(workers=8)
+    plan = price(graph, partitions, topology)
     alone = [
-        price(replace(graph, outputs=(output,)), thirds, topology).delivery_seconds for output in promised
+        price(replace(graph, outputs=(output,)), partitions, topology).delivery_seconds for output in promised
     ]
     assert plan.delivery_seconds == pytest.approx(sum(alone))
     assert plan.delivery_seconds > topology.move_seconds(plan.delivery)
