@@ -6,8 +6,10 @@ opt_einsum finds is written into the graph, where every intermediate gets a part
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
+from math import prod
 
 import opt_einsum
 
@@ -15,7 +17,7 @@ from dask_eindecomp import kernels
 from dask_eindecomp.expression import Expression
 from dask_eindecomp.graph import EinGraph, Node
 
-__all__ = ["contract"]
+__all__ = ["contract", "pairwise_flops"]
 
 
 def contract(graph: EinGraph) -> EinGraph:
@@ -36,6 +38,26 @@ def contract(graph: EinGraph) -> EinGraph:
         for part in _binary(node, taken) if _is_long_product(node) else [node]:
             nodes[part.name] = part
     return replace(graph, nodes=nodes)
+
+
+def pairwise_flops(node: Node, parts: Mapping[str, int]) -> int:
+    """Joins evaluated where every tile of a product of many operands is computed two operands at a time.
+
+    That is what ``np.einsum(..., optimize=True)`` does inside a block.  A pair is computed anew in every tile along
+    a label it lacks; ``parts`` is how many parts each label of ``node`` is cut into.
+
+    >>> inputs = {"A": (9, 9), "B": (9, 9), "C": (9, 2)}
+    >>> g = EinGraph.from_spec(inputs, {"Z": ("ab,bc,cd->ad", "A", "B", "C")}, ["Z"])
+    >>> pairwise_flops(g.nodes["Z"], {"a": 3, "b": 1, "c": 1, "d": 1}) == 3 * 9 * 9 * 2 + 9 * 9 * 2
+    True
+    """
+    if not _is_long_product(node):
+        return prod(extent for _, extent in node.extents)
+    return sum(
+        prod(extent for _, extent in part.extents)
+        * prod(count for label, count in parts.items() if label not in part.expression.labels)
+        for part in _binary(node, set())
+    )
 
 
 def _is_long_product(node: Node) -> bool:

@@ -172,7 +172,7 @@ class _Pricing:
         combined = cost.aggregate_traffic(node.expression, extents, parts, np.dtype(node.dtype).itemsize)
         return joined, combined
 
-    def node_seconds(self, node: Node, parts: Mapping[str, int], kernel: str | None = None) -> float:
+    def node_seconds(self, node: Node, parts: Mapping[str, int]) -> float:
         """Seconds of one expression, edges not counted."""
         joined, combined = self.node_traffic(node, parts)
         itemsize = np.dtype(node.dtype).itemsize
@@ -180,7 +180,7 @@ class _Pricing:
         tiles = prod(parts.values())
         results = prod(parts[label] for label in node.expression.output)
         return (
-            topology.compute_seconds(joined.flops, tiles, kernel or node.kernel, itemsize)
+            topology.compute_seconds(joined.flops, tiles, node.kernel, itemsize)
             + topology.compute_seconds(combined.flops, results, "stream", itemsize)
             + topology.move_seconds(joined)
             + topology.move_seconds(combined)
@@ -257,10 +257,6 @@ class _Space:
         """One candidate."""
         chosen = self.index[candidate]
         return Partition(tuple((label, self.cuts[n][chosen[n]]) for n, label in enumerate(self.labels)))
-
-    def take(self, keep: npt.NDArray[np.int64]) -> _Space:
-        """Only these candidates."""
-        return replace(self, index=self.index[keep])
 
     def project(self, labels: Labels) -> tuple[list[Chunks], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Distinct grids of a tensor with these labels, their cut indices, and which one each candidate has."""

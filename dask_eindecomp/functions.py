@@ -76,7 +76,6 @@ MAPS = (
     np.sinc,
     np.i0,
     builtins.abs,
-    builtins.divmod,
     dask.array.reductions._sqrt,
     dask.array.reductions.divide,
     *(f for name in ("astype", "clip", "real", "imag") if (f := getattr(dask.array.chunk, name, None))),

@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from typing import Any
 
 import dask
+import numpy as np
 from dask.array.optimization import optimize as dask_optimize
 from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from dask_eindecomp.config import setting
-from dask_eindecomp.contract import contract
+from dask_eindecomp.contract import contract, pairwise_flops
 from dask_eindecomp.decompose import decompose, price
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contraction, lift
@@ -64,6 +65,8 @@ class EinDecomp:
     """Raise when planning fails; None for ``eindecomp.strict``."""
     array_types: frozenset[str] = ARRAY_TYPES
     """Qualified names of the block types that are planned."""
+    home: str | None = field(default=None, compare=False, repr=False)
+    """Address of the scheduler it was sent to; set when it is pickled."""
 
     def __post_init__(self) -> None:
         if self.objective not in ("seconds", "bytes", "paper"):
@@ -72,7 +75,12 @@ class EinDecomp:
             raise TypeError(f"topology is {self.topology!r}; expected a Topology or None")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settled = replace(self, margin=setting("margin", self.margin), strict=setting("strict", self.strict))
+        settled = replace(
+            self,
+            margin=setting("margin", self.margin),
+            strict=setting("strict", self.strict),
+            home=self.home or _home(),
+        )
         return EinDecomp, tuple(getattr(settled, item.name) for item in fields(self))
 
     def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
@@ -102,7 +110,7 @@ class EinDecomp:
         if free:
             lifted = replace(lifted, graph=_freed(dsk, lifted, free))
         graph = contract(lifted.graph)
-        topology = self.topology or find_topology()
+        topology = self.topology or find_topology(self.home)
         if self.objective == "seconds":
             plan = decompose(graph, topology=topology, memory_limit=self.memory_limit)
         else:
@@ -171,10 +179,17 @@ def _as_it_came(graph: EinGraph, topology: Topology) -> Plan:
     plan = price(came, {node.name: Partition(node.came) for node in graph.nodes.values()}, topology)
     choices = []
     for choice in plan.choices:
-        tasks = graph.nodes[choice.name].tasks
+        node = came.nodes[choice.name]
         counted = choice.join.tasks + choice.aggregate.tasks
-        seconds = choice.seconds + (tasks - counted) * topology.task_overhead
-        join, combined = replace(choice.join, tasks=tasks), replace(choice.aggregate, tasks=0)
+        seconds = choice.seconds + (node.tasks - counted) * topology.task_overhead
+        join, combined = replace(choice.join, tasks=node.tasks), replace(choice.aggregate, tasks=0)
+        if node.kernel == "blas":
+            # with a path, Dask multiplies the operands of a block two at a time
+            flops = pairwise_flops(node, choice.partition)
+            itemsize = np.dtype(node.dtype).itemsize
+            seconds += topology.compute_seconds(flops, choice.tiles, "blas", itemsize)
+            seconds -= topology.compute_seconds(join.flops, choice.tiles, "blas", itemsize)
+            join = replace(join, flops=flops)
         choices.append(replace(choice, join=join, aggregate=combined, seconds=seconds))
     return replace(plan, choices=tuple(choices))
 
@@ -193,9 +208,12 @@ def _log_once(error: Exception) -> None:
 # the machines
 
 
-def find_topology() -> Topology:
-    """The workers a graph would run on, found where this is called."""
-    scheduler = _scheduler_here()
+def find_topology(home: str | None = None) -> Topology:
+    """The workers a graph would run on, found where this is called.
+
+    ``home`` tells schedulers apart where several live in one process.
+    """
+    scheduler = _scheduler_here(home)
     if scheduler is not None:
         workers = sorted(scheduler.workers.values(), key=lambda worker: str(worker.address))
         found = [
@@ -212,13 +230,23 @@ def find_topology() -> Topology:
     return _of_this_process()
 
 
-def _scheduler_here() -> Any:
+def _home() -> str | None:
+    """Address of the current client's scheduler, without asking it: pickling must not wait for a reply."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed.client import _get_global_client
+
+    client = _get_global_client()
+    return getattr(getattr(client, "scheduler", None), "address", None)
+
+
+def _scheduler_here(home: str | None) -> Any:
     """The scheduler in whose offload thread this runs; None elsewhere."""
     if not threading.current_thread().name.startswith("Dask-Offload"):
         return None
     module = sys.modules.get("distributed.scheduler")
     live = [one for one in getattr(module.Scheduler, "_instances", ()) if one.workers] if module else []
-    return live[0] if len(live) == 1 else None
+    return next((one for one in live if one.address == home), live[0] if live else None)
 
 
 def _client_here() -> Any:

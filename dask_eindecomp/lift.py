@@ -23,7 +23,7 @@ import dask.array.reductions
 import dask.array.routines
 import dask.array.slicing
 import numpy as np
-from dask._task_spec import GraphNode, TaskRef
+from dask._task_spec import Alias, GraphNode, TaskRef
 from dask.blockwise import Blockwise, BlockwiseDep
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
@@ -497,11 +497,7 @@ class _Lifter:
         before = self.pending.get(source)
         if before is not None and before.chunk is None:
             same = {n for n, label in enumerate(before.output) if label in before.contracted} == set(axes)
-            if same and layers.tree_base(function) in (
-                np.sum,
-                dask.array.chunk.sum,
-                dask.array.routines._chunk_sum,
-            ):
+            if same and layers.tree_base(function) in functions.SUMS:
                 return before
         if source not in self.layouts:
             raise NotLifted("its operand is no plain array")
@@ -773,10 +769,12 @@ def _arguments(layer: Blockwise) -> tuple[list[tuple[str, Labels]], tuple[Any, .
             arrays.append((value, tuple(index)))
     arguments = []
     for argument in layer.task.args:
-        if isinstance(argument, TaskRef):
-            if argument.key not in values:
+        # the place of an operand is a TaskRef, in Dask 2025.4 an Alias
+        place = argument.target if isinstance(argument, Alias) else getattr(argument, "key", None)
+        if isinstance(argument, (TaskRef, Alias)):
+            if place not in values:
                 raise NotLifted("an argument is computed")
-            arguments.append(values[argument.key])
+            arguments.append(values[place])
         elif isinstance(argument, GraphNode):
             raise NotLifted("an argument is computed")
         else:

@@ -26,7 +26,6 @@ __all__ = ["Lowered", "lower"]
 FAN_IN = 16
 """Partial results that one task adds up."""
 
-Index = tuple[int, ...]
 Piece = tuple[int, int, int, bool]
 """Block number, first and last element wanted of it, whether that is all of it."""
 
@@ -265,6 +264,8 @@ def _step_kernel(node: Node, partial: bool) -> tuple[Any, Any, tuple[str, ...]]:
 @lru_cache(maxsize=65536)
 def _pieces(produced: Cut, consumed: Cut) -> tuple[tuple[Piece, ...], ...]:
     """For every consumed chunk of one axis the pieces of produced chunks it is made of."""
+    if produced == consumed:  # also where some chunks are empty
+        return tuple(((number, 0, length, True),) for number, length in enumerate(produced))
     have, want = boundaries(produced), boundaries(consumed)
     return tuple(tuple(_overlapping(have, low, high)) for low, high in pairwise(want))
 

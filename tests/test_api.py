@@ -347,3 +347,16 @@ def test_the_command_refuses_arguments_it_does_not_know(
         main(arguments)
     assert refused.value.code == 2
     assert "usage" in capsys.readouterr().err
+
+
+def test_a_path_inside_the_blocks_is_priced_as_what_it_does() -> None:
+    x = da.ones((800, 800), chunks=200)
+    topology = Topology(workers=4)
+    loop, path = (
+        explain(da.einsum("ab,bc,cd->ad", x, x, x, optimize=optimised), topology=topology)
+        for optimised in (False, True)
+    )
+    assert loop.baseline.flops >= 800**4
+    # of a block's two products one is computed anew for each of 4 parts of the label it lacks
+    assert 2 * 4 * 800**3 <= path.baseline.flops < 1.01 * 2 * 4 * 800**3
+    assert path.baseline_seconds < loop.baseline_seconds / 20

@@ -556,10 +556,27 @@ def test_a_cluster_of_this_process_is_found_from_its_scheduler(
 ) -> None:
     found = []
     original = hook.find_topology
-    monkeypatch.setattr(hook, "find_topology", lambda: found.append(original()) or found[-1])
+    monkeypatch.setattr(hook, "find_topology", lambda home: found.append(original(home)) or found[-1])
     x, a = matrix()
     with local.as_current(), dask.config.set(array_optimize=EinDecomp(force=True)):
         np.testing.assert_allclose((a @ a).compute(), x @ x)
     (topology,) = found
     assert (topology.workers, topology.threads) == (3, 2)
     assert topology.addresses == tuple(sorted(local.scheduler_info()["workers"]))
+
+
+def test_of_two_schedulers_in_one_process_each_plans_with_its_own_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from distributed import Client, LocalCluster
+
+    found = []
+    original = hook.find_topology
+    monkeypatch.setattr(hook, "find_topology", lambda home: found.append(original(home)) or found[-1])
+    settings = {"threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    x, a = matrix()
+    with LocalCluster(n_workers=2, **settings) as two, LocalCluster(n_workers=3, **settings) as three:
+        for cluster in (two, three, two):
+            with Client(cluster), dask.config.set(array_optimize=EinDecomp(force=True)):
+                np.testing.assert_allclose((a @ a).compute(), x @ x)
+    assert [topology.workers for topology in found] == [2, 3, 2]
