@@ -110,11 +110,16 @@ def paper_repartition(
 
 
 def join_traffic(
-    expression: Expression, extents: Mapping[str, int], parts: Mapping[str, int], itemsizes: tuple[int, ...]
+    expression: Expression,
+    extents: Mapping[str, int],
+    parts: Mapping[str, int],
+    itemsizes: tuple[int, ...],
+    workers: int | None = None,
 ) -> Traffic:
     """What the join ships beyond one copy of each input tile: the all-gather of the grid.
 
-    ``itemsizes`` are the bytes of one element of each operand.
+    ``itemsizes`` are the bytes of one element of each operand.  No more than one copy reaches each of ``workers``;
+    None is as many workers as tiles.
 
     >>> matmul = Expression.parse("ij,jk->ik")
     >>> join_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, (8, 8)).nbytes
@@ -124,15 +129,21 @@ def join_traffic(
     for labels, itemsize in zip(expression.operands, itemsizes):
         distinct = tuple(dict.fromkeys(labels))  # a diagonal's tiles off it are never read
         copies = prod(parts[label] for label in expression.labels if label not in labels) - 1
+        if workers is not None:
+            copies = min(copies, workers - 1)
         nbytes += prod(extents[label] for label in distinct) * itemsize * copies
         messages += prod(parts[label] for label in distinct) * copies
     return Traffic(nbytes=nbytes, messages=messages, flops=prod(extents.values()), tasks=prod(parts.values()))
 
 
 def aggregate_traffic(
-    expression: Expression, extents: Mapping[str, int], parts: Mapping[str, int], itemsize: int
+    expression: Expression,
+    extents: Mapping[str, int],
+    parts: Mapping[str, int],
+    itemsize: int,
+    workers: int | None = None,
 ) -> Traffic:
-    """What the aggregate ships: every partial result but the one already in place.
+    """What the aggregate ships: every partial result but the one already in place; nothing on one worker.
 
     >>> matmul = Expression.parse("ij,jk->ik")
     >>> aggregate_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, 8)
@@ -143,9 +154,10 @@ def aggregate_traffic(
         return Traffic()
     size = prod(extents[label] for label in expression.output)
     tiles = prod(parts[label] for label in expression.output)
+    travelling = 0 if workers == 1 else partials - 1
     return Traffic(
-        nbytes=size * (partials - 1) * itemsize,
-        messages=tiles * (partials - 1),
+        nbytes=size * travelling * itemsize,
+        messages=tiles * travelling,
         flops=size * (partials - 1),
         tasks=tiles,
     )
@@ -192,7 +204,7 @@ def stays(produced: Chunks, consumed: Chunks, workers: int) -> int:
     64
     """
     size = prod(sum(chunks) for chunks in produced)
-    if produced == consumed:
+    if produced == consumed or workers == 1:
         return size
     some, other = prod(map(len, produced)), prod(map(len, consumed))
     meeting = Fraction(prod(largest_overlap(p, c) for p, c in zip(produced, consumed)))

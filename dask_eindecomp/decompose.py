@@ -168,8 +168,10 @@ class _Pricing:
         """Join and aggregate of one expression."""
         extents = dict(node.extents)
         itemsizes = tuple(self.graph.itemsize(source) for source in node.inputs)
-        joined = cost.join_traffic(node.expression, extents, parts, itemsizes)
-        combined = cost.aggregate_traffic(node.expression, extents, parts, np.dtype(node.dtype).itemsize)
+        workers = self.topology.workers
+        joined = cost.join_traffic(node.expression, extents, parts, itemsizes, workers)
+        itemsize = np.dtype(node.dtype).itemsize
+        combined = cost.aggregate_traffic(node.expression, extents, parts, itemsize, workers)
         return joined, combined
 
     def node_seconds(self, node: Node, parts: Mapping[str, int]) -> float:
@@ -464,7 +466,7 @@ def _between(
     grown = np.minimum((some / few)[:, None], finer) * np.minimum((other / many)[None, :], coarser)
     # the tolerance keeps the floor equal to that of exact fractions
     held = np.minimum(np.floor(np.minimum(few[:, None], many[None, :]) * meeting * grown + 1e-6), size)
-    nbytes = np.where(equal, 0.0, size - held) * itemsize
+    nbytes = np.where(equal | (workers == 1), 0.0, size - held) * itemsize
     if pricing.objective == "bytes":
         return np.asarray(nbytes)
     tasks = np.where(equal, 0.0, np.maximum(pieces - whole, 0))

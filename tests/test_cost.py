@@ -314,3 +314,23 @@ def test_what_is_given_ships_what_each_tile_lacks_where_most_of_it_lies(data: st
     assert 0 <= moved.nbytes <= 8 * prod(shape)
     if workers == 1:
         assert moved.nbytes == 0
+
+
+def test_no_more_copies_travel_than_there_are_other_workers() -> None:
+    matmul = Expression.parse("ij,jk->ik")
+    extents, parts = {"i": 16, "j": 16, "k": 16}, {"i": 8, "j": 1, "k": 1}
+    assert join_traffic(matmul, extents, parts, (1, 1)).nbytes == 7 * 256
+    assert join_traffic(matmul, extents, parts, (1, 1), workers=3).nbytes == 2 * 256
+
+
+def test_on_one_worker_nothing_travels() -> None:
+    matmul = Expression.parse("ij,jk->ik")
+    extents, parts = {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}
+    rows, columns = ((8, 8), (16,)), ((16,), (8, 8))
+    for moved in (
+        join_traffic(matmul, extents, parts, (8, 8), workers=1),
+        aggregate_traffic(matmul, extents, parts, 8, workers=1),
+        repartition_traffic(rows, columns, itemsize=8, workers=1),
+    ):
+        assert (moved.nbytes, moved.messages) == (0, 0)
+        assert moved.tasks > 0

@@ -360,7 +360,7 @@ def test_store_into_zarr(planned: tuple[np.ndarray, da.Array], tmp_path: Path) -
     x, a = planned
     (a @ a).to_zarr(str(tmp_path / "product.zarr"))
     np.testing.assert_allclose(zarr.open(str(tmp_path / "product.zarr"), mode="r")[:], x @ x)
-    target = zarr.create_array(str(tmp_path / "stored.zarr"), shape=(60, 60), chunks=(20, 20), dtype="f8")
+    target = zarr.open(str(tmp_path / "stored.zarr"), mode="w", shape=(60, 60), chunks=(20, 20), dtype="f8")
     da.store(a @ a, target)
     np.testing.assert_allclose(target[:], x @ x)
 
