@@ -4,6 +4,9 @@ Two families stand side by side.  The *published* formulas count floats moved wh
 are what EinDecomp was defined with (arXiv 2410.02682, section 8) and are kept exact, as fractions where grids do not
 nest.  The *traffic* functions count what Dask moves: slices instead of tiles, a tile that lies where it is needed for
 nothing.  Everything is a Python integer: NumPy's int64 wraps at real sizes.
+
+The formulas of a single expression take float64 arrays of parts just as well, one entry a candidate, and then give
+arrays: exact below 2**53.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from dask_eindecomp.expression import Expression
+from dask_eindecomp.expression import Expression, Labels
 from dask_eindecomp.partition import Chunks, Cut, boundaries
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "aggregate_traffic",
     "given_traffic",
     "join_traffic",
+    "kernel_nbytes",
     "largest_overlap",
     "nests",
     "paper_aggregate",
@@ -31,7 +36,11 @@ __all__ = [
     "paper_repartition",
     "repartition_traffic",
     "stays",
+    "tile_nbytes",
 ]
+
+DEALT_OUT = 1 << 18
+"""Most pairs of tiles with blocks or workers for which tiles are dealt out one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class Traffic:
     """Dask tasks, inputs not counted."""
     peak_nbytes: int = 0
     """Largest memory of one worker; sums take the larger."""
+    crossing: int = 0
+    """Bytes of `nbytes` that go from one host to another."""
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -60,6 +71,7 @@ class Traffic:
             self.flops + other.flops,
             self.tasks + other.tasks,
             max(self.peak_nbytes, other.peak_nbytes),
+            self.crossing + other.crossing,
         )
 
     def to_dict(self) -> dict[str, int]:
@@ -112,65 +124,124 @@ def paper_repartition(
 def join_traffic(
     expression: Expression,
     extents: Mapping[str, int],
-    parts: Mapping[str, int],
+    parts: Mapping[str, Any],
     itemsizes: tuple[int, ...],
     workers: int | None = None,
+    hosts: int = 1,
 ) -> Traffic:
     """What the join ships beyond one copy of each input tile: the all-gather of the grid.
 
     ``itemsizes`` are the bytes of one element of each operand.  No more than one copy reaches each of ``workers``;
-    None is as many workers as tiles.
+    None is as many workers as tiles.  Workers of one host come before those of the next.
 
     >>> matmul = Expression.parse("ij,jk->ik")
     >>> join_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, (8, 8)).nbytes
     4096
     """
-    nbytes = messages = 0
+    nbytes = messages = crossing = 0
     for labels, itemsize in zip(expression.operands, itemsizes):
         distinct = tuple(dict.fromkeys(labels))  # a diagonal's tiles off it are never read
         copies = prod(parts[label] for label in expression.labels if label not in labels) - 1
         if workers is not None:
-            copies = min(copies, workers - 1)
-        nbytes += prod(extents[label] for label in distinct) * itemsize * copies
+            copies = at_most(copies, workers - 1)
+        size = prod(extents[label] for label in distinct) * itemsize
+        nbytes += size * copies
         messages += prod(parts[label] for label in distinct) * copies
-    return Traffic(nbytes=nbytes, messages=messages, flops=prod(extents.values()), tasks=prod(parts.values()))
+        if workers is not None and hosts > 1:
+            crossing += size * (copies // -(-workers // hosts))
+    tasks = prod(parts.values())
+    return Traffic(nbytes, messages, prod(extents.values()), tasks, crossing=crossing)
 
 
 def aggregate_traffic(
     expression: Expression,
     extents: Mapping[str, int],
-    parts: Mapping[str, int],
+    parts: Mapping[str, Any],
     itemsize: int,
     workers: int | None = None,
+    hosts: int = 1,
 ) -> Traffic:
     """What the aggregate ships: every partial result but the one already in place; nothing on one worker.
 
     >>> matmul = Expression.parse("ij,jk->ik")
-    >>> aggregate_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, 8)
-    Traffic(nbytes=2048, messages=4, flops=256, tasks=4, peak_nbytes=0)
+    >>> aggregate_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, 8).nbytes
+    2048
     """
     partials = prod(parts[label] for label in expression.contracted)
-    if partials == 1:
-        return Traffic()
     size = prod(extents[label] for label in expression.output)
     tiles = prod(parts[label] for label in expression.output)
-    travelling = 0 if workers == 1 else partials - 1
+    travelling = (partials - 1) * (workers != 1)
+    crossing = 0
+    if workers is not None and hosts > 1:
+        crossing = size * itemsize * at_least(partials - -(-workers // hosts), 0)
     return Traffic(
         nbytes=size * travelling * itemsize,
         messages=tiles * travelling,
         flops=size * (partials - 1),
-        tasks=tiles,
+        tasks=tiles * (partials > 1),
+        crossing=crossing,
     )
 
 
+def kernel_nbytes(
+    expression: Expression,
+    extents: Mapping[str, int],
+    parts: Mapping[str, Any],
+    itemsizes: tuple[int, ...],
+    itemsize: int,
+) -> Any:
+    """Bytes that the tiles of a join together read and write, each tile its own operands and result.
+
+    >>> matmul = Expression.parse("ij,jk->ik")
+    >>> kernel_nbytes(matmul, {"i": 2, "j": 2, "k": 2}, {"i": 2, "j": 1, "k": 1}, (8, 8), 8)
+    128
+    """
+    total = 0
+    for labels, each in zip((*expression.operands, expression.output), (*itemsizes, itemsize)):
+        lacking = prod(parts[label] for label in expression.labels if label not in labels)
+        total += prod(extents[label] for label in dict.fromkeys(labels)) * each * lacking
+    return total
+
+
+def tile_nbytes(labels: Labels, extents: Mapping[str, int], parts: Mapping[str, Any], itemsize: int) -> Any:
+    """Bytes of the largest tile of a tensor with these labels.
+
+    >>> tile_nbytes(("i", "j"), {"i": 10, "j": 2}, {"i": 4, "j": 1}, 8)
+    48
+    """
+    return prod(-(-extents[label] // parts[label]) for label in dict.fromkeys(labels)) * itemsize
+
+
+def at_most(value: Any, limit: int) -> Any:
+    """The lesser of the two, of arrays entry by entry."""
+    return np.minimum(value, limit) if isinstance(value, np.ndarray) else min(value, limit)
+
+
+def at_least(value: Any, limit: int) -> Any:
+    """The larger of the two, of arrays entry by entry."""
+    return np.maximum(value, limit) if isinstance(value, np.ndarray) else max(value, limit)
+
+
 @lru_cache(maxsize=65536)
+def axis_overlap(produced: Cut, consumed: Cut) -> tuple[int, int, int]:
+    """Of two cuts of one axis: the longest piece of both, all pieces, and those that are whole produced chunks.
+
+    >>> axis_overlap((4, 4), (2, 6))
+    (4, 3, 1)
+    """
+    mine, theirs = np.unique(boundaries(produced)), np.unique(boundaries(consumed))
+    lengths = np.diff(np.unique(np.concatenate([mine, theirs])))
+    inside = np.searchsorted(theirs, mine[1:], side="left") - np.searchsorted(theirs, mine[:-1], side="right")
+    return int(lengths.max(initial=0)), len(lengths), int((inside == 0).sum())
+
+
 def largest_overlap(produced: Cut, consumed: Cut) -> int:
     """Most elements that one chunk of either cut shares with one of the other.
 
     >>> largest_overlap((5, 5), (4, 3, 3))
     4
     """
-    return int(_overlaps(produced, consumed).max())
+    return axis_overlap(produced, consumed)[0]
 
 
 @lru_cache(maxsize=65536)
@@ -215,29 +286,19 @@ def stays(produced: Chunks, consumed: Chunks, workers: int) -> int:
     return min(int(min(owners_some, owners_other) * meeting * grown), size)
 
 
-@lru_cache(maxsize=65536)
-def axis_pieces(produced: Cut, consumed: Cut) -> tuple[int, int]:
-    """Pieces one axis falls into when both cuts are made, and how many of them are whole produced chunks.
-
-    >>> axis_pieces((4, 4), (2, 6))
-    (3, 1)
-    """
-    overlap = _overlaps(produced, consumed)
-    lengths = np.array(produced)[:, None]
-    return int((overlap > 0).sum()), int(((overlap == lengths) & (overlap > 0)).sum())
-
-
 def repartition_tasks(produced: Chunks, consumed: Chunks) -> int:
     """Slices that have to be cut: pieces of blocks that a consumed tile takes a part of.
 
     >>> repartition_tasks(((4, 4),), ((2, 2, 2, 2),)), repartition_tasks(((2, 2, 2, 2),), ((4, 4),))
     (4, 0)
     """
-    counts = [axis_pieces(p, c) for p, c in zip(produced, consumed)]
-    return prod(pieces for pieces, _ in counts) - prod(whole for _, whole in counts)
+    counts = [axis_overlap(p, c) for p, c in zip(produced, consumed)]
+    return prod(pieces for _, pieces, _ in counts) - prod(whole for *_, whole in counts)
 
 
-def repartition_traffic(produced: Chunks, consumed: Chunks, itemsize: int, workers: int) -> Traffic:
+def repartition_traffic(
+    produced: Chunks, consumed: Chunks, itemsize: int, workers: int, hosts: int = 1
+) -> Traffic:
     """What is shipped from one grid to another when only missing slices travel, at best overlap.
 
     Rows to columns over P workers moves ``(1 - 1/P)`` of the tensor, where the published formula charges
@@ -250,8 +311,11 @@ def repartition_traffic(produced: Chunks, consumed: Chunks, itemsize: int, worke
         return Traffic()
     size = prod(sum(chunks) for chunks in produced)
     missing = size - stays(produced, consumed, workers)
+    outside = size - stays(produced, consumed, hosts)
     tasks = repartition_tasks(produced, consumed)
-    return Traffic(nbytes=missing * itemsize, messages=tasks if missing else 0, tasks=tasks)
+    return Traffic(
+        missing * itemsize, tasks if missing else 0, tasks=tasks, crossing=min(outside, missing) * itemsize
+    )
 
 
 def spread(blocks: int, workers: int) -> tuple[int, ...]:
@@ -265,18 +329,26 @@ def spread(blocks: int, workers: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def given_traffic(
-    chunks: Chunks, owners: tuple[int, ...] | None, consumed: Chunks, itemsize: int, workers: int
+    chunks: Chunks,
+    owners: tuple[int, ...] | None,
+    consumed: Chunks,
+    itemsize: int,
+    workers: int,
+    hosts: int = 1,
 ) -> Traffic:
     """What is shipped from blocks that lie where they lie to a grid of tiles, each tile placed where most of it is.
 
     ``owners`` are the blocks' workers in row-major order; None is rows of blocks spread evenly.  Tiles are dealt out
-    evenly, the largest overlap first.
+    evenly, the largest overlap first.  Where blocks, tiles and workers are too many for that, the best overlap counts,
+    as between two expressions.
 
     >>> given_traffic(((4, 4), (4, 4)), None, ((4, 4), (4, 4)), itemsize=1, workers=4).nbytes
     0
     """
     blocks = prod(map(len, chunks))
     tiles = prod(map(len, consumed))
+    if tiles * max(blocks, workers) > DEALT_OUT:
+        return repartition_traffic(chunks, consumed, itemsize, workers, hosts)
     held = np.zeros((workers, tiles), dtype=np.float64)
     overlap: np.ndarray = np.ones((1, 1))
     for produced, wanted in zip(chunks, consumed):
@@ -284,7 +356,8 @@ def given_traffic(
     np.add.at(held, np.array(spread(blocks, workers) if owners is None else owners), overlap)
     sizes = overlap.sum(axis=0)
     room = np.full(workers, -(-tiles // workers))
-    nbytes = 0
+    nbytes = crossing = 0
+    near = np.arange(workers) * hosts // workers
     todo = np.ones(tiles, dtype=bool)
     for flat in np.argsort(-held, axis=None, kind="stable"):
         worker, tile = divmod(int(flat), tiles)
@@ -292,5 +365,8 @@ def given_traffic(
             todo[tile] = False
             room[worker] -= 1
             nbytes += int(sizes[tile] - held[worker, tile])
+            if hosts > 1:
+                crossing += int(sizes[tile] - held[near == near[worker], tile].sum())
     tasks = repartition_tasks(chunks, consumed)
-    return Traffic(nbytes=nbytes * itemsize, messages=max(tasks, tiles if nbytes else 0), tasks=tasks)
+    messages = max(tasks, tiles if nbytes else 0)
+    return Traffic(nbytes * itemsize, messages, tasks=tasks, crossing=crossing * itemsize)

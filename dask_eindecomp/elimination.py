@@ -1,136 +1,336 @@
 """The least sum of tables over a graph of variables, exactly.
 
-A sum of one table a variable and one a pair is minimised by eliminating the variables in min-plus algebra: join all
-tables that hold a variable, keep the least over its values and which value that was, go on with the variable whose
-joint table is smallest, and walk back over the kept argmins.  The work is exponential only in how entangled the graph
-is, not in its size.  Where a joint table would pass ``TABLE_CAP``, values are dropped and the gap is bounded.
+A sum of one table a variable and one an edge is minimised by eliminating the variables in min-plus algebra: join all
+tables that hold a variable, keep the least over its values, go on with the variable whose joint table is smallest, and
+walk back.  The work is exponential only in how entangled the graph is, not in its size.
+
+Two things keep tables small.  An edge sees only a part of a value (how the tensor it carries is cut), so values that
+all edges of a variable see alike form one *class*, of which the cheapest stands for all.  And equal tables, the repeated
+layers of a model, are joined once: tables are known by identity, and so is what was made of them.
+
+Where a joint table would pass ``WORK_CAP``, values are dropped, and what the optimum costs at least is found by
+eliminating each table of such a variable by itself (mini-buckets; Dechter and Rish, J. ACM 50(2), 2003).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TABLE_CAP", "Table", "minimise"]
+__all__ = ["Factor", "Late", "Table", "gap_of", "minimise"]
 
-TABLE_CAP = 1 << 24
-"""Most entries of a joint table."""
+WORK_CAP = 1 << 29
+"""Most sums that the elimination of one variable may take."""
+
+IN_CACHE = 1 << 16
+"""Entries of a table that are worked on at a time."""
 
 Table = npt.NDArray[np.float64]
+Classes = npt.NDArray[np.int64]
+
+
+class Late(Exception):
+    """The time that planning may take is over."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Factor:
+    """A cost that depends on what some variables' values look like from here."""
+
+    scope: tuple[str, ...]
+    """The variables, one an axis of the table."""
+    table: Table
+    """Cost of every combination of classes."""
+    classes: tuple[Classes, ...]
+    """For each variable the class that each of its values falls into."""
+
+    def narrowed(self, name: str, values: Classes) -> Factor:
+        """The same of a variable that keeps only some of its values."""
+        if name not in self.scope:
+            return self
+        picked = tuple(mine[values] if one == name else mine for one, mine in zip(self.scope, self.classes))
+        return replace(self, classes=picked)
 
 
 def minimise(
-    alone: dict[str, Table], pairs: dict[tuple[str, str], Table]
+    alone: Mapping[str, Table], factors: Sequence[Factor], deadline: float | None = None
 ) -> tuple[dict[str, int], float, float]:
-    """The assignment of least total cost, that cost, and a bound on how far from the optimum it may be."""
-    dropped = False
-    full_alone, full_pairs = dict(alone), dict(pairs)
+    """The assignment of least total cost, that cost, and a bound on how far from the optimum it may be.
+
+    Parameters
+    ----------
+    alone
+        Cost of every value of each variable by itself.
+    factors
+        Costs of two variables together.
+    deadline
+        ``time.monotonic()`` at which to give up.
+
+    Raises
+    ------
+    Late
+        If the deadline passes.
+    """
     kept = {name: np.arange(len(costs)) for name, costs in alone.items()}
+    some, narrowed = dict(alone), list(factors)
     while True:
-        order = _elimination_order(alone, pairs)
-        if order is not None:
+        solved = _Elimination(some, narrowed, deadline).run()
+        if solved is not None:
             break
-        dropped = True
-        largest = max(kept, key=lambda name: (len(kept[name]), name))
-        keep = np.sort(
-            np.argsort(_optimistic(largest, alone, pairs), kind="stable")[: -(-len(kept[largest]) // 2)]
-        )
-        kept[largest] = kept[largest][keep]
-        alone = alone | {largest: alone[largest][keep]}
-        pairs = {
-            pair: table[keep] if pair[0] == largest else table[:, keep] if pair[1] == largest else table
-            for pair, table in pairs.items()
-        }
-    value, chosen = _eliminate(order, alone, pairs)
+        # the variable with most values loses the half that looks worst
+        name = max(some, key=lambda one: (len(some[one]), one))
+        if len(some[name]) == 1:
+            raise AssertionError("one value each is always within the cap")
+        hopes = _hopes(name, some, narrowed)
+        keep = np.sort(np.argsort(hopes, kind="stable")[: -(-len(hopes) // 2)])
+        kept[name] = kept[name][keep]
+        some[name] = some[name][keep]
+        narrowed = [factor.narrowed(name, keep) for factor in narrowed]
+    value, chosen = solved
     indices = {name: int(kept[name][chosen[name]]) for name in chosen}
-    if not dropped:
+    if all(len(some[name]) == len(alone[name]) for name in alone):
         return indices, value, 0.0
-    least = sum(float(costs.min()) for costs in full_alone.values())
-    least += sum(float(table.min()) for table in full_pairs.values())
-    return indices, value, max(value / least - 1, 0.0) if least > 0 else float("inf")
+    least = _Elimination(alone, factors, deadline, relaxed=True).run()
+    assert least is not None
+    return indices, value, gap_of(value, least[0])
 
 
-def _optimistic(name: str, alone: Mapping[str, Table], pairs: Mapping[tuple[str, str], Table]) -> Table:
-    """For every candidate of ``name`` its own cost and the least its edges can cost."""
+def gap_of(value: float, least: float) -> float:
+    """How much more than the least possible a value is, as a share of it."""
+    if value <= least:
+        return 0.0
+    return value / least - 1 if least > 0 else float("inf")
+
+
+def _hopes(name: str, alone: dict[str, Table], factors: Sequence[Factor]) -> Table:
+    """For every value of a variable its own cost and the least its edges can cost."""
     total = alone[name].copy()
-    for (source, reader), table in pairs.items():
-        if source == name:
-            total += table.min(axis=1)
-        elif reader == name:
-            total += table.min(axis=0)
+    for factor in factors:
+        for axis, one in enumerate(factor.scope):
+            if one == name:
+                others = tuple(other for other in range(len(factor.scope)) if other != axis)
+                total += factor.table.min(axis=others)[factor.classes[axis]]
     return total
 
 
-def _elimination_order(
-    alone: Mapping[str, Table], pairs: Mapping[tuple[str, str], Table]
-) -> list[str] | None:
-    """Variables in the order of elimination, smallest joint table first; None if one would pass the cap."""
-    near: dict[str, set[str]] = {name: set() for name in alone}
-    for source, reader in pairs:
-        near[source].add(reader)
-        near[reader].add(source)
-    sizes = {name: len(costs) for name, costs in alone.items()}
+class _Elimination:
+    """Tables as they are while one variable after the other goes."""
 
-    def joint(name: str) -> int:
-        return sizes[name] * prod(sizes[other] for other in near[name])
+    def __init__(
+        self,
+        alone: Mapping[str, Table],
+        factors: Sequence[Factor],
+        deadline: float | None,
+        relaxed: bool = False,
+    ) -> None:
+        self.alone = dict(alone)
+        self.deadline = deadline
+        self.relaxed = relaxed
+        self.touching: dict[str, list[Factor]] = {name: [] for name in alone}
+        self.age = dict.fromkeys(alone, 0)
+        self.place = {name: number for number, name in enumerate(alone)}
+        self.steps: list[tuple[str, list[Factor], Table]] = []
+        self.constant = 0.0
+        # results by what they were made of; the arrays are kept, so that their identities stay theirs
+        self.memo: dict[object, Any] = {}
+        self.held: list[object] = []
+        for factor in factors:
+            for name in dict.fromkeys(factor.scope):
+                self.touching[name].append(factor)
 
-    weights = {name: joint(name) for name in near}
-    order = []
-    while weights:
-        name = min(weights, key=lambda one: (weights[one], one))
-        if weights.pop(name) > TABLE_CAP:
-            return None
-        order.append(name)
-        others = near.pop(name)
-        for one in others:
-            near[one] |= others - {one}
-            near[one].discard(name)
-        for one in others:
-            weights[one] = joint(one)
-    return order
+    def run(self) -> tuple[float, dict[str, int]] | None:
+        """Eliminate and walk back: the least cost and a choice that has it; None if a table passes the cap."""
+        queue = [(self.work(name), 0, self.place[name], name) for name in self.alone]
+        heapify(queue)
+        left = set(self.alone)
+        while left:
+            (_, work), age, _, name = heappop(queue)
+            if name not in left or age != self.age[name]:
+                continue
+            if work > WORK_CAP and not self.relaxed:
+                return None
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise Late
+            left.discard(name)
+            for other in self.eliminate(name, work > WORK_CAP):
+                heappush(queue, (self.work(other), self.age[other], self.place[other], other))
+        return self.constant, {} if self.relaxed else self.walk_back()
+
+    def joint(self, name: str, factors: Sequence[Factor]) -> tuple[Classes, int]:
+        """Classes of a variable that some factors tell apart together, and how many."""
+        seen = {}
+        for factor in factors:
+            for one, mine in zip(factor.scope, factor.classes):
+                if one == name:
+                    seen[id(mine)] = mine
+        key = tuple(sorted(seen)) if len(seen) > 1 else next(iter(seen))
+        if key not in self.memo:
+            distinct = list(seen.values())
+            self.held += distinct
+            _, classes = np.unique(distinct[0], return_inverse=True)
+            for other in distinct[1:]:
+                width = int(other.max()) + 1
+                _, classes = np.unique(classes * width + other, return_inverse=True)
+            self.memo[key] = (classes, int(classes.max()) + 1)
+        return self.memo[key]  # type: ignore[no-any-return]
+
+    def work(self, name: str) -> tuple[float, int]:
+        """How much larger tables get when a variable is eliminated, and the sums that takes."""
+        mine = self.touching[name]
+        if not mine:
+            return 0.0, len(self.alone[name])
+        result = prod(self.joint(other, mine)[1] for other in self.neighbours(name))
+        return result - sum(factor.table.size for factor in mine), result * self.joint(name, mine)[1]
+
+    def neighbours(self, name: str) -> list[str]:
+        """Variables that share a factor with this one, in the order of the factors."""
+        return [
+            one
+            for one in dict.fromkeys(one for factor in self.touching[name] for one in factor.scope)
+            if one != name
+        ]
+
+    def eliminate(self, name: str, split: bool) -> list[str]:
+        """Put the least over all values of a variable in its place; gives the variables that saw a change."""
+        mine, costs = self.touching.pop(name), self.alone[name]
+        if not self.relaxed:
+            self.steps.append((name, mine, costs))
+        changed = list(dict.fromkeys(one for factor in mine for one in factor.scope if one != name))
+        for factor in mine:
+            for other in changed:
+                if other in factor.scope:
+                    self.touching[other].remove(factor)
+        groups = [[factor] for factor in mine] if split else [mine]
+        for number, group in enumerate(groups):
+            # only one of several groups may count what the variable costs by itself
+            self.put(name, group, costs if number == 0 else np.zeros_like(costs))
+        for other in changed:
+            self.age[other] = self.age[other] + 1
+        return changed
+
+    def put(self, name: str, group: list[Factor], costs: Table) -> None:
+        """Add the least over a variable of some factors to what is left."""
+        others = list(dict.fromkeys(one for factor in group for one in factor.scope if one != name))
+        if not others:
+            inner = sum(factor.table[factor.classes[0]] for factor in group)
+            self.constant += float((costs + inner).min())
+            return
+        numbers = {one: number for number, one in enumerate(others)} | {name: -1}
+        key = (
+            "least",
+            id(costs),
+            *((id(f.table), *map(id, f.classes), *(numbers[one] for one in f.scope)) for f in group),
+        )
+        if key not in self.memo:
+            self.held += [costs, *group]
+            self.memo[key] = self.least(name, others, group, costs)
+        table, classes = self.memo[key]
+        if len(others) == 1:
+            (other,) = others
+            added = ("added", id(self.alone[other]), id(table), id(classes[0]))
+            if added not in self.memo:
+                self.held += [self.alone[other], table, classes[0]]
+                self.memo[added] = self.alone[other] + table[classes[0]]
+            self.alone[other] = self.memo[added]
+            return
+        factor = Factor(tuple(others), table, classes)
+        for other in others:
+            self.touching[other].append(factor)
+
+    def least(
+        self, name: str, others: list[str], group: list[Factor], costs: Table
+    ) -> tuple[Table, tuple[Classes, ...]]:
+        """The joint table of some factors with one variable minimised away, and what the others' classes are."""
+        mine, count = self.joint(name, group)
+        # of the values that look alike from everywhere the cheapest
+        order = np.lexsort((costs, mine))
+        first = order[np.searchsorted(mine[order], np.arange(count))]
+        theirs = [self.joint(other, group) for other in others]
+        examples = {other: _examples(*one) for other, one in zip(others, theirs)}
+        tables = []
+        for factor in group:
+            rows = {name: first} | examples
+            index = np.ix_(*(classes[rows[one]] for one, classes in zip(factor.scope, factor.classes)))
+            tables.append((factor.scope, factor.table[index]))
+        shape = tuple(size for _, size in theirs)
+        scope = (name, *others)
+        spread = [costs[first].reshape(-1, *(1,) * len(others))]
+        spread += [_spread(axes, table, scope) for axes, table in tables]
+        return _least_sum(spread, (count, *shape)), tuple(classes for classes, _ in theirs)
+
+    def walk_back(self) -> dict[str, int]:
+        """The choice of every variable, the last eliminated first."""
+        chosen: dict[str, int] = {}
+        for name, mine, costs in reversed(self.steps):
+            seen = [
+                tuple(int(c[chosen[one]]) if one != name else -1 for one, c in zip(f.scope, f.classes))
+                for f in mine
+            ]
+            key = ("back", id(costs), *((id(f.table), *map(id, f.classes), s) for f, s in zip(mine, seen)))
+            if key not in self.memo:
+                total = costs
+                for factor, at in zip(mine, seen):
+                    index = tuple(
+                        classes if place < 0 else place for classes, place in zip(factor.classes, at)
+                    )
+                    total = total + factor.table[index]
+                self.memo[key] = int(total.argmin())
+            chosen[name] = self.memo[key]
+        return chosen
 
 
-def _eliminate(
-    order: list[str], alone: Mapping[str, Table], pairs: Mapping[tuple[str, str], Table]
-) -> tuple[float, dict[str, int]]:
-    """Eliminate in this order and walk back: the least cost and one choice that has it."""
-    factors: list[tuple[tuple[str, ...], Table]] = [((name,), costs) for name, costs in alone.items()]
-    factors += [(pair, table) for pair, table in pairs.items()]
-    touching: dict[str, list[int]] = {name: [] for name in alone}
-    for number, (scope, _) in enumerate(factors):
-        for name in scope:
-            touching[name].append(number)
-    spent: set[int] = set()
-    steps: list[tuple[str, tuple[str, ...], npt.NDArray[np.int64]]] = []
-    constant = 0.0
-    for name in order:
-        mine = [number for number in touching[name] if number not in spent]
-        spent.update(mine)
-        scope = tuple(dict.fromkeys((name, *(one for number in mine for one in factors[number][0]))))
-        table = reduce(np.add, (_spread(*factors[number], scope) for number in mine))
-        table = np.broadcast_to(table, tuple(len(alone[one]) for one in scope))
-        steps.append((name, scope[1:], table.argmin(axis=0)))
-        least = table.min(axis=0)
-        if len(scope) == 1:
-            constant += float(least)
-            continue
-        factors.append((scope[1:], least))
-        for one in scope[1:]:
-            touching[one].append(len(factors) - 1)
-    chosen: dict[str, int] = {}
-    for name, others, best in reversed(steps):
-        chosen[name] = int(best[tuple(chosen[other] for other in others)])
-    return constant, chosen
+def _examples(classes: Classes, count: int) -> Classes:
+    """One value of each class."""
+    found = np.empty(count, dtype=np.int64)
+    found[classes] = np.arange(len(classes))
+    return found
 
 
-def _spread(scope: tuple[str, ...], table: Table, wanted: tuple[str, ...]) -> Table:
+def _spread(axes: tuple[str, ...], table: Table, wanted: tuple[str, ...]) -> Table:
     """A table with its axes in the order of ``wanted``, axes it lacks of length 1."""
-    order = sorted(range(len(scope)), key=lambda axis: wanted.index(scope[axis]))
-    present = set(scope)
-    shaped = table.transpose(order)
-    sizes = iter(shaped.shape)
-    return shaped.reshape(tuple(next(sizes) if name in present else 1 for name in wanted))
+    order = sorted(range(len(axes)), key=lambda axis: wanted.index(axes[axis]))
+    sizes = iter(table.transpose(order).shape)
+    present = set(axes)
+    return table.transpose(order).reshape(tuple(next(sizes) if one in present else 1 for one in wanted))
+
+
+def _least_sum(tables: list[Table], shape: tuple[int, ...]) -> Table:
+    """The least over the first axis of the sum of tables that broadcast to ``shape``.
+
+    The sum is never held whole: slices of it that fit into a processor's cache are added up and compared.
+    """
+    count, *rest = shape
+    first, *others = _folded(tables)
+    if not others:
+        return np.asarray(np.broadcast_to(first, shape).min(axis=0))
+    second, *others = others
+    result = np.full(rest, np.inf)
+    step = max(1, IN_CACHE // prod(rest))
+    scratch = np.empty((min(step, count), *rest))
+    for start in range(0, count, step):
+        total = scratch[: min(step, count - start)]
+        np.add(first[start : start + step], second[start : start + step], out=total)
+        for other in others:
+            np.add(total, other[start : start + step], out=total)
+        np.minimum(result, total[0] if step == 1 else total.min(axis=0), out=result)
+    return result
+
+
+def _folded(tables: list[Table]) -> list[Table]:
+    """The same sum of fewer tables: each is added to one that has all its axes, if there is one."""
+    left: list[Table] = []
+    for table in sorted(tables, key=lambda one: -one.size):
+        for number, other in enumerate(left):
+            if all(mine in (1, theirs) for mine, theirs in zip(table.shape, other.shape)):
+                left[number] = other + table
+                break
+        else:
+            left.append(table)
+    return left

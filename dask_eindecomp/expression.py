@@ -12,7 +12,7 @@ its own, of extent 1, that is absent from the output.  A label that only the out
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -88,8 +88,15 @@ class Expression:
     """Name of the scalar function applied to one value of each operand."""
     aggregate: str | Aggregate = "sum"
     """How values meet along the labels the output lacks."""
+    labels: Labels = field(init=False, compare=False, repr=False)
+    """Every distinct label, in order of first appearance, operands first."""
+    contracted: Labels = field(init=False, compare=False, repr=False)
+    """Labels the output lacks."""
 
     def __post_init__(self) -> None:
+        labels = tuple(dict.fromkeys(label for labels in (*self.operands, self.output) for label in labels))
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "contracted", tuple(label for label in labels if label not in self.output))
         if len(set(self.output)) != len(self.output):
             twice = next(label for label in self.output if self.output.count(label) > 1)
             raise ExpressionError(
@@ -127,16 +134,6 @@ class Expression:
                 f"{', '.join(sorted(set(every))) or 'none'}"
             )
         return cls(operands, output, join, aggregate)
-
-    @property
-    def labels(self) -> Labels:
-        """Every distinct label, in order of first appearance, operands first."""
-        return tuple(dict.fromkeys(label for labels in (*self.operands, self.output) for label in labels))
-
-    @property
-    def contracted(self) -> Labels:
-        """Labels the output lacks."""
-        return tuple(label for label in self.labels if label not in self.output)
 
     @property
     def einsum(self) -> str:

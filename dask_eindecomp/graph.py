@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from dask_eindecomp.expression import Aggregate, Expression, ExpressionError
-from dask_eindecomp.partition import Chunks
+from dask_eindecomp.partition import Chunks, Partition
 
 __all__ = ["EinGraph", "Given", "Node", "Output"]
 
@@ -189,6 +190,17 @@ class EinGraph:
         """Bytes of one element."""
         return np.dtype(self.dtype(name)).itemsize
 
+    @cached_property
+    def kinds(self) -> Mapping[str, int]:
+        """For every expression the number of its kind: those of one kind differ in names alone."""
+        numbers: dict[object, int] = {}
+        kinds = {}
+        for node in self.nodes.values():
+            read = tuple(self.dtype(one) for one in node.inputs)
+            key = (node.expression, node.extents, node.dtype, node.kernel, node.came, read)
+            kinds[node.name] = numbers.setdefault(key, len(numbers))
+        return kinds
+
     def may_inline(self, source: str, reader: str) -> bool:
         """Whether a tile of ``source`` may be computed inside the task of its only reader, an elementwise one.
 
@@ -203,6 +215,15 @@ class EinGraph:
         ):
             return False
         return all(output.source != source for output in self.outputs)
+
+    def inlines(self, source: str, reader: str, partitions: Mapping[str, Partition]) -> bool:
+        """Whether the tiles of ``source`` are computed inside those of its reader: one each, the same."""
+        if not self.may_inline(source, reader):
+            return False
+        theirs, mine = partitions[source], partitions[reader]
+        wanted = mine.grid(self.nodes[reader].expression.operands[self.readers[source][0][1]])
+        grid = theirs.grid(self.nodes[source].expression.output)
+        return grid == wanted and prod(map(len, grid)) == theirs.tiles == mine.tiles
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor, one copy."""

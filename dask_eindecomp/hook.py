@@ -15,7 +15,6 @@ from inspect import signature
 from typing import Any
 
 import dask
-import numpy as np
 from dask.array.optimization import optimize as dask_optimize
 from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
@@ -186,9 +185,8 @@ def _as_it_came(graph: EinGraph, topology: Topology) -> Plan:
         if node.kernel == "blas":
             # with a path, Dask multiplies the operands of a block two at a time
             flops = pairwise_flops(node, choice.partition)
-            itemsize = np.dtype(node.dtype).itemsize
-            seconds += topology.compute_seconds(flops, choice.tiles, "blas", itemsize)
-            seconds -= topology.compute_seconds(join.flops, choice.tiles, "blas", itemsize)
+            work = (flops - join.flops, 0, choice.tiles, "blas", node.dtype)
+            seconds += topology.compute_seconds(*work) - topology.compute_seconds(0, *work[1:])
             join = replace(join, flops=flops)
         choices.append(replace(choice, join=join, aggregate=combined, seconds=seconds))
     return replace(plan, choices=tuple(choices))

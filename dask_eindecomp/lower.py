@@ -134,13 +134,7 @@ class _Lowering:
     def is_inlined(self, node: Node) -> bool:
         """Whether the tiles of a node are computed inside the tasks of its reader."""
         readers = self.graph.readers[node.name]
-        if len(readers) != 1 or not self.graph.may_inline(node.name, readers[0][0]):
-            return False
-        reader, position = self.graph.nodes[readers[0][0]], readers[0][1]
-        theirs, mine = self.partitions[reader.name], self.partitions[node.name]
-        wanted = theirs.grid(reader.expression.operands[position])
-        grid = mine.grid(node.expression.output)
-        return grid == wanted and prod(map(len, grid)) == mine.tiles == theirs.tiles
+        return len(readers) == 1 and self.graph.inlines(node.name, readers[0][0], self.partitions)
 
     def join(
         self,

@@ -7,11 +7,14 @@ cuts, and beside them the cuts that arrays already have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
+
+import numpy as np
+import numpy.typing as npt
 
 from dask_eindecomp.expression import Labels
 
@@ -94,20 +97,42 @@ def divisors(number: int) -> list[int]:
     return small + [number // n for n in reversed(small) if n * n != number]
 
 
-def factorisations(number: int, limits: tuple[int, ...], divide: bool) -> Iterator[tuple[int, ...]]:
-    """Ordered factorisations of ``number``, one factor an axis, none above the axis' extent.
+@lru_cache(maxsize=4096)
+def factorisations(number: int, limits: tuple[int, ...], divide: bool) -> npt.NDArray[np.int64]:
+    """Ordered factorisations of ``number``, a row each, one factor an axis, none above the axis' extent.
 
     With ``divide`` a factor must divide its extent, as in the published planner; else any balanced cut will do.
+
+    >>> factorisations(4, (4, 2), False).tolist()
+    [[2, 2], [4, 1]]
     """
     if not limits:
-        if number == 1:
-            yield ()
-        return
-    extent = limits[0]
+        return np.ones((int(number == 1), 0), dtype=np.int64)
+    extent, *others = limits
+    found = [np.ones((0, len(limits)), dtype=np.int64)]
     for parts in divisors(number):
         if parts <= max(extent, 1) and (not divide or extent % parts == 0):
-            for rest in factorisations(number // parts, limits[1:], divide):
-                yield (parts, *rest)
+            rest = factorisations(number // parts, tuple(others), divide)
+            found.append(np.column_stack([np.full(len(rest), parts), rest]))
+    rows = np.concatenate(found)
+    rows.flags.writeable = False
+    return rows
+
+
+def smooth(limit: int) -> int:
+    """The largest number up to ``limit`` with no prime factor above 5: it can be shared out in many ways.
+
+    >>> smooth(7), smooth(64), smooth(101)
+    (6, 64, 100)
+    """
+    for number in range(limit, 1, -1):
+        rest = number
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return number
+    return 1
 
 
 def viable(extents: Mapping[str, int], tiles: int, divide: bool = False) -> list[dict[str, int]]:
@@ -127,13 +152,23 @@ def viable(extents: Mapping[str, int], tiles: int, divide: bool = False) -> list
     """
     if tiles < 1:
         raise PartitionError(f"cannot cut an expression into {tiles} tiles; expected at least 1")
-    wide = {label: extent for label, extent in extents.items() if extent > 1}
+    rows = viable_rows(tuple(extents.values()), tiles, divide)
+    return [dict(zip(extents, row)) for row in rows.tolist()]
+
+
+@lru_cache(maxsize=4096)
+def viable_rows(extents: tuple[int, ...], tiles: int, divide: bool = False) -> npt.NDArray[np.int64]:
+    """What `viable` gives, parts of one way a row."""
+    wide = [axis for axis, extent in enumerate(extents) if extent > 1]
     power = tiles & (tiles - 1) == 0
-    number = tiles
+    number = tiles if divide else min(tiles, prod(max(extent, 1) for extent in extents))
     while number >= 1:
-        found = list(factorisations(number, tuple(wide.values()), divide))
-        if found:
-            return [{label: 1 for label in extents} | dict(zip(wide, parts)) for parts in found]
+        found = factorisations(number, tuple(extents[axis] for axis in wide), divide)
+        if len(found):
+            rows = np.ones((len(found), len(extents)), dtype=np.int64)
+            rows[:, wide] = found
+            rows.flags.writeable = False
+            return rows
         # halving keeps the published candidates: powers of two fall back to powers of two
         number = number // 2 if power and divide else number - 1
     raise AssertionError("one tile is always viable")

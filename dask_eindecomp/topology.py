@@ -1,19 +1,32 @@
-"""The machines, and what a step of a plan costs on them in seconds."""
+"""The machines, and what a step of a plan costs on them in seconds.
+
+What counts is the busiest worker: tiles that do not divide by the workers wait for the one that has one more, and
+bytes arrive at no more workers than there are tiles to receive them.  Threads of one process share their memory, so
+nothing travels between their tasks, but what is copied takes memory bandwidth.  Several hosts are two levels: a byte
+from the same host comes over the inner link, any other over the outer one.
+
+The formulas take arrays of candidates as well as single figures.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dask_eindecomp.cost import Traffic
 
 __all__ = ["Topology", "TopologyError"]
 
-KERNEL_RATES = {"blas": 1.0, "loop": 0.08, "stream": 0.05}
-"""Speed of a kernel as a share of the multiply-adds a second that BLAS reaches on large tiles.  ``einsum`` without
-BLAS took 12 times as long as BLAS on a 4000 cubed product; elementwise kernels are bound by memory."""
+KERNEL_RATES = {"blas": 1.0, "loop": 0.08, "stream": 0.2}
+"""Joins a second as a share of the multiply-adds a second of BLAS, memory traffic not counted.  ``einsum`` without
+BLAS took 12 times as long as BLAS on a 4000 cubed product."""
 
-SMALL_TILE = 1 << 19
-"""Multiply-adds of a tile at which BLAS reaches half its speed."""
+SPEEDS = (("complex128", 0.25), ("complex64", 0.5), ("float16", 1.0), ("float32", 2.0), ("float64", 1.0))
+"""Multiply-adds a second of BLAS by element type, double precision being 1."""
 
 
 class TopologyError(ValueError):
@@ -30,7 +43,7 @@ class Topology:
     Raises
     ------
     TopologyError
-        If there is no worker or thread, or a figure is not positive.
+        If there is no worker or thread, there are more hosts than workers, or a figure is not positive.
     """
 
     workers: int = 1
@@ -40,26 +53,51 @@ class Topology:
     memory: int = 4 << 30
     """Bytes each worker may use."""
     bandwidth: float = 4e8
-    """Bytes a second into one worker."""
+    """Bytes a second into one worker, all of them receiving; from another host if there are several."""
     latency: float = 2e-3
-    """Seconds before the first byte of a message."""
+    """Seconds that a message takes besides its bytes; from another host if there are several."""
     flops: float = 8e9
-    """Multiply-adds a second of one thread on large tiles in double precision."""
+    """Multiply-adds a second of one thread alone, on large tiles in double precision."""
     task_overhead: float = 1e-3
     """Seconds a task costs its scheduler."""
     addresses: tuple[str, ...] = ()
     """Where the workers are, if they are known."""
+    hosts: int = 1
+    """Machines that the workers are spread over evenly."""
+    local_bandwidth: float | None = None
+    """Bytes a second into one worker from its own host, where there are several; None for `bandwidth`."""
+    local_latency: float | None = None
+    """Seconds that a message from the same host takes besides its bytes; None for `latency`."""
+    memory_bandwidth: float = 4e9
+    """Bytes a second that one thread alone reads and writes."""
+    contention: float = 1.0
+    """How many times as long a thread takes when all threads of all workers are busy."""
+    small_tile: int = 1 << 19
+    """Multiply-adds of a tile at which BLAS reaches half its speed."""
+    speeds: tuple[tuple[str, float], ...] = SPEEDS
+    """Multiply-adds a second of BLAS by element type, double precision being 1."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("threads", 1), ("memory", 1)):
-            if getattr(self, name) < least:
+        for name, least in (("workers", 1), ("threads", 1), ("memory", 1), ("hosts", 1), ("small_tile", 0)):
+            if not getattr(self, name) >= least:
                 raise TopologyError(f"topology has {getattr(self, name)} {name}; expected at least {least}")
-        for name in ("bandwidth", "flops"):
-            if not getattr(self, name) > 0:
-                raise TopologyError(f"topology has a {name} of {getattr(self, name)}; expected more than 0")
-        for name in ("latency", "task_overhead"):
-            if not getattr(self, name) >= 0:
-                raise TopologyError(f"topology has a {name} of {getattr(self, name)}; expected 0 or more")
+        if self.hosts > self.workers:
+            raise TopologyError(
+                f"topology has {self.hosts} hosts for {self.workers} workers; expected no more hosts than workers"
+            )
+        for name in ("bandwidth", "flops", "memory_bandwidth", "local_bandwidth"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise TopologyError(f"topology has a {name} of {value}; expected more than 0")
+        for name in ("latency", "task_overhead", "local_latency"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise TopologyError(f"topology has a {name} of {value}; expected 0 or more")
+        if not self.contention >= 1:
+            raise TopologyError(f"topology has a contention of {self.contention}; expected 1 or more")
+        for dtype, speed in self.speeds:
+            if not speed > 0:
+                raise TopologyError(f"topology has a speed of {speed} for {dtype}; expected more than 0")
 
     @classmethod
     def of_threads(cls, threads: int) -> Topology:
@@ -70,26 +108,136 @@ class Topology:
         """
         return cls(workers=1, threads=max(threads, 1), bandwidth=5e9, latency=0.0, task_overhead=1.5e-4)
 
+    @classmethod
+    def from_json(cls, text: str) -> Topology:
+        """The topology that `to_json` wrote.
+
+        Raises
+        ------
+        TopologyError
+            If the text is no JSON object, names a figure that a topology has not, or gives one of another type.
+        """
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise TopologyError(f"no JSON: {error}; expected what Topology.to_json writes") from error
+        if not isinstance(record, dict):
+            raise TopologyError(f"a topology is no {type(record).__name__}; expected a JSON object")
+        known = {item.name: getattr(cls(), item.name) for item in fields(cls)}
+        for name, value in record.items():
+            if name not in known:
+                raise TopologyError(
+                    f"unknown figure {name!r} of a topology; expected one of {', '.join(known)}"
+                )
+            if not _is_like(value, known[name]):
+                raise TopologyError(
+                    f"topology has {value!r} for {name}; expected something like {known[name]!r}"
+                )
+        if "speeds" in record:
+            record["speeds"] = tuple(sorted(record["speeds"].items()))
+        if "addresses" in record:
+            record["addresses"] = tuple(record["addresses"])
+        return cls(**record)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Topology:
+        """The topology of a file that holds what `to_json` writes.
+
+        Raises
+        ------
+        TopologyError
+            If there is no such file, or it holds something else; the path is named.
+        """
+        try:
+            return cls.from_json(Path(path).read_text())
+        except (OSError, TopologyError) as error:
+            raise TopologyError(f"cannot read a topology from {path}: {error}") from error
+
+    def to_json(self) -> str:
+        """All figures as JSON text."""
+        record = {item.name: getattr(self, item.name) for item in fields(self)}
+        return json.dumps(record | {"speeds": dict(self.speeds)}, indent=2)
+
     @property
     def slots(self) -> int:
         """Tasks that run at one time."""
         return self.workers * self.threads
 
-    def compute_seconds(self, flops: int, tiles: int, kernel: str, itemsize: int = 8) -> float:
-        """Seconds of the busiest worker to compute ``tiles`` equal tiles of ``flops`` joins together."""
-        if not flops:
-            return 0.0
-        each = flops / tiles
-        rounds = -(-tiles // self.slots)
-        rate = self.flops * KERNEL_RATES[kernel]
-        if kernel == "blas":
-            rate *= (each / (each + SMALL_TILE)) * (8 / max(min(itemsize, 16), 4))
-        return rounds * each / rate
+    @property
+    def per_host(self) -> int:
+        """Workers of the fullest host."""
+        return -(-self.workers // self.hosts)
 
-    def move_seconds(self, traffic: Traffic) -> float:
-        """Seconds of the busiest worker to receive its share, and of the scheduler to run the tasks."""
+    def speed(self, dtype: str) -> float:
+        """Multiply-adds a second of BLAS in this type, double precision being 1; other types as doubles."""
+        return dict(self.speeds).get(dtype, 1.0)
+
+    def slowdown(self, tiles: Any) -> Any:
+        """How many times as long a thread takes while so many tiles are computed at once.
+
+        >>> busy = Topology(workers=4, contention=2.0)
+        >>> float(busy.slowdown(4)), float(busy.slowdown(1))
+        (2.0, 1.0)
+        """
+        return np.maximum(np.minimum(tiles, self.slots) * (self.contention / self.slots), 1.0)
+
+    def compute_seconds(
+        self, flops: Any, nbytes: Any, tiles: Any, kernel: str, dtype: str = "float64"
+    ) -> Any:
+        """Seconds of the busiest worker to compute ``tiles`` equal tiles.
+
+        Parameters
+        ----------
+        flops
+            Joins of all tiles together.
+        nbytes
+            Bytes that all tiles together read and write.
+        tiles
+            How many there are.
+        kernel
+            ``"blas"``, ``"loop"`` or ``"stream"``.
+        dtype
+            Element type of the result.
+        """
+        rate = self.flops * KERNEL_RATES[kernel] * (self.speed(dtype) if kernel == "blas" else 1.0)
+        started = self.small_tile if kernel == "blas" else 0
+        each = (flops / tiles + started) / rate + nbytes / tiles / self.memory_bandwidth
+        rounds = -(-tiles // self.slots)
+        return rounds * each * self.slowdown(tiles)
+
+    def copy_seconds(self, nbytes: Any, tiles: Any) -> Any:
+        """Seconds to read and write ``nbytes`` bytes, shared by the workers of ``tiles`` tiles."""
+        at_once = np.minimum(tiles, self.slots)
+        return 2 * nbytes / at_once / self.memory_bandwidth * self.slowdown(tiles)
+
+    def move_seconds(self, traffic: Traffic, receivers: Any = None) -> Any:
+        """Seconds of the busiest worker to receive its share, and of the scheduler to run the tasks.
+
+        ``receivers`` is how many tiles wait for the bytes; no more than so many workers share them.
+        """
         seconds = traffic.tasks * self.task_overhead
-        if self.workers > 1:
-            share = -(-traffic.messages // self.workers)
-            seconds += traffic.nbytes / self.workers / self.bandwidth + share * self.latency
-        return seconds
+        if self.workers == 1:
+            return seconds
+        sharing = self.workers if receivers is None else np.minimum(receivers, self.workers)
+        inner = self.bandwidth if self.local_bandwidth is None else self.local_bandwidth
+        bandwidth, latency = self.bandwidth, self.latency
+        if self.hosts == 1:
+            seconds = seconds + traffic.nbytes / sharing / bandwidth
+        else:
+            seconds = seconds + (traffic.nbytes - traffic.crossing) / sharing / inner
+            seconds = seconds + traffic.crossing / sharing / bandwidth
+            if self.local_latency is not None:
+                outside = traffic.crossing / np.maximum(traffic.nbytes, 1)
+                latency = self.latency * outside + self.local_latency * (1 - outside)
+        return seconds + np.ceil(traffic.messages / sharing) * latency
+
+
+def _is_like(value: Any, example: Any) -> bool:
+    """Whether a value read from JSON is of the type of a figure's default."""
+    if isinstance(example, tuple):
+        return isinstance(value, dict if example and isinstance(example[0], tuple) else list)
+    if isinstance(value, bool):
+        return False
+    if example is None:
+        return value is None or isinstance(value, (int, float))
+    return isinstance(value, int if isinstance(example, int) else (int, float))

@@ -1,0 +1,138 @@
+"""What a worker holds while a plan runs.
+
+A tensor's blocks lie on the workers in even shares.  A worker that computes tiles gathers what they read, and keeps
+the copies until nobody reads the tensor any more; so what is held grows and shrinks along the order of execution:
+
+    given    ████████████████████████   stay: somebody outside may hold them
+    copies       ██████████             until the last reader is done
+    results        ████████████         from their expression to the last reader, or to the end
+
+The tiles of one worker are a run of them in row-major order, contracted labels last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_eindecomp import cost
+from dask_eindecomp.cost import at_most
+from dask_eindecomp.graph import EinGraph, Node
+from dask_eindecomp.partition import Chunks, Partition
+from dask_eindecomp.topology import Topology
+
+__all__ = ["Held", "held", "timeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on the busiest worker because of one expression; arrays where parts are arrays, one entry a candidate."""
+
+    operands: tuple[Any, ...]
+    """What its tiles read of each operand."""
+    partials: Any
+    """Partial results, its own and those it gathers; none where no contracted label is cut."""
+    result: Any
+    """Its share of the result."""
+
+    @property
+    def total(self) -> Any:
+        """All of it at once."""
+        return sum(self.operands) + self.partials + self.result
+
+
+def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topology) -> Held:
+    """What the busiest worker holds while it computes its tiles of one expression.
+
+    >>> spec = {"Z": ("ij,jk->ik", "A", "B")}
+    >>> g = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"])
+    >>> held(g, g.nodes["Z"], {"i": 4, "j": 1, "k": 1}, Topology(workers=4))
+    Held(operands=(128, 512), partials=0, result=128)
+    """
+    extents, expression = dict(node.extents), node.expression
+    mine = -(-prod(parts.values()) // topology.workers)
+    # a run of tiles takes the last labels whole before it goes on along the one before
+    left, along = mine, {}
+    for label in reversed((*expression.output, *expression.contracted)):
+        along[label] = _lesser(parts[label], left)
+        left = -(-left // along[label])
+    operands = []
+    for labels, source in zip(expression.operands, node.inputs):
+        distinct = dict.fromkeys(labels)
+        tile = cost.tile_nbytes(labels, extents, parts, graph.itemsize(source))
+        operands.append(at_most(tile * prod(along[label] for label in distinct), graph.nbytes(source)))
+    itemsize = np.dtype(node.dtype).itemsize
+    tile = cost.tile_nbytes(expression.output, extents, parts, itemsize)
+    blocks = prod(parts[label] for label in expression.output)
+    combined = prod(parts[label] for label in expression.contracted)
+    results = -(-blocks // topology.workers)
+    partials = (combined > 1) * tile * (mine + results * (combined - 1))
+    return Held(tuple(operands), partials, tile * results)
+
+
+def _lesser(one: Any, other: Any) -> Any:
+    return np.minimum(one, other) if isinstance(one, np.ndarray) else min(one, other)
+
+
+def share(chunks: Chunks, itemsize: int, workers: int) -> int:
+    """Bytes of a tensor in these chunks on the worker that has most blocks of it.
+
+    >>> share(((4, 4), (8,)), 8, 4)
+    256
+    """
+    blocks = prod(map(len, chunks))
+    largest = prod(max(axis, default=0) for axis in chunks)
+    return -(-blocks // workers) * largest * itemsize
+
+
+def timeline(
+    graph: EinGraph, partitions: Mapping[str, Partition], topology: Topology
+) -> Iterator[tuple[str, int, Mapping[str, int]]]:
+    """For every expression in order the bytes on the busiest worker while it runs, and how many of each tensor.
+
+    A tensor that is computed inside its reader's tasks is held by nobody.  The mapping is good until the next step.
+    """
+    inlined = {
+        name
+        for name, found in graph.readers.items()
+        if len(found) == 1 and graph.inlines(name, found[0][0], partitions)
+    }
+    order = {name: number for number, name in enumerate(graph.nodes)}
+    ending: dict[str, list[str]] = {}
+    for name, found in graph.readers.items():
+        if found:
+            ending.setdefault(max((reader for reader, _ in found), key=order.__getitem__), []).append(name)
+    stays = {output.source for output in graph.outputs} | set(graph.inputs)
+    owned = {
+        given.name: share(given.chunks, graph.itemsize(given.name), topology.workers)
+        if given.chunks is not None
+        else -(-graph.nbytes(given.name) // topology.workers)
+        for given in graph.inputs.values()
+    }
+    here = dict(owned)
+    total = sum(here.values())
+    known: dict[object, Held] = {}
+    for node in graph.nodes.values():
+        mine = partitions[node.name]
+        key = (graph.kinds[node.name], id(mine))
+        if key not in known:
+            known[key] = held(graph, node, mine.parts, topology)
+        step = known[key]
+        for source, needed in zip(node.inputs, step.operands):
+            if source not in inlined and needed > here[source]:
+                total += needed - here[source]
+                here[source] = needed
+        owned[node.name] = 0 if node.name in inlined else step.result
+        here[node.name] = owned[node.name] + step.partials
+        total += here[node.name]
+        yield node.name, total, here
+        total -= step.partials
+        here[node.name] = owned[node.name]
+        for name in ending.get(node.name, ()):
+            left = owned[name] if name in stays else 0  # copies go, and what nobody reads any more
+            total -= here[name] - left
+            here[name] = left

@@ -1,0 +1,355 @@
+"""What partitions cost under an objective: one by one for a plan, whole tables at a time for the planner.
+
+Both ways give the same figures; a test prices what the planner chose anew.  Expressions that are alike, the repeated
+layers of a model, are of one *kind* and priced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_eindecomp import cost
+from dask_eindecomp.candidates import Space
+from dask_eindecomp.cost import Traffic
+from dask_eindecomp.elimination import Factor, Table
+from dask_eindecomp.expression import Labels
+from dask_eindecomp.graph import EinGraph, Node
+from dask_eindecomp.memory import timeline
+from dask_eindecomp.partition import Chunks, Cut, Partition
+from dask_eindecomp.plan import Choice, Plan
+from dask_eindecomp.topology import Topology
+
+__all__ = ["OBJECTIVES", "Pricing", "price"]
+
+OBJECTIVES = ("paper", "bytes", "seconds")
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Costs of partitions and of edges of one graph, for one objective."""
+
+    graph: EinGraph
+    objective: str
+    topology: Topology
+    _between: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    # one expression; parts may be arrays of candidates
+
+    def node_traffic(self, node: Node, parts: Mapping[str, Any]) -> tuple[Traffic, Traffic]:
+        """Join and aggregate of one expression."""
+        extents, itemsizes, itemsize = self._sizes(node)
+        workers, hosts = self.topology.workers, self.topology.hosts
+        joined = cost.join_traffic(node.expression, extents, parts, itemsizes, workers, hosts)
+        combined = cost.aggregate_traffic(node.expression, extents, parts, itemsize, workers, hosts)
+        return joined, combined
+
+    def node_seconds(self, node: Node, parts: Mapping[str, Any]) -> Any:
+        """Seconds of one expression, edges not counted."""
+        extents, itemsizes, itemsize = self._sizes(node)
+        joined, combined = self.node_traffic(node, parts)
+        topology, expression = self.topology, node.expression
+        tiles = prod(parts.values())
+        results = prod(parts[label] for label in expression.output)
+        handled = cost.kernel_nbytes(expression, extents, parts, itemsizes, itemsize)
+        added = 3 * itemsize * combined.flops  # each partial result is read, added to another and written
+        return (
+            topology.compute_seconds(joined.flops, handled, tiles, node.kernel, node.dtype)
+            + topology.compute_seconds(combined.flops, added, results, "stream", node.dtype)
+            + topology.move_seconds(joined, tiles)
+            + topology.move_seconds(combined, results)
+        )
+
+    def node_cost(self, node: Node, parts: Mapping[str, Any]) -> Any:
+        """Cost of one expression under the objective."""
+        if self.objective == "paper":
+            extents = dict(node.extents)
+            joined = cost.paper_join(node.expression, extents, parts)
+            return joined + cost.paper_aggregate(node.expression, extents, parts)
+        if self.objective == "bytes":
+            joined_traffic, combined = self.node_traffic(node, parts)
+            return joined_traffic.nbytes + combined.nbytes
+        return self.node_seconds(node, parts)
+
+    def node_costs(self, node: Node, space: Space) -> Table:
+        """Cost of every candidate by itself."""
+        costs = np.asarray(self.node_cost(node, space.parts), dtype=np.float64)
+        return np.array(np.broadcast_to(costs, len(space)))
+
+    def _sizes(self, node: Node) -> tuple[dict[str, int], tuple[int, ...], int]:
+        itemsizes = tuple(self.graph.itemsize(source) for source in node.inputs)
+        return dict(node.extents), itemsizes, np.dtype(node.dtype).itemsize
+
+    # one edge of a plan
+
+    def edge_traffic(self, source: str, partitions: Mapping[str, Partition], wanted: Chunks) -> Traffic:
+        """What it takes to read ``source`` in the chunks ``wanted``."""
+        itemsize, workers, hosts = self.graph.itemsize(source), self.topology.workers, self.topology.hosts
+        produced = self.produced(source, partitions)
+        if produced is None:
+            return Traffic()
+        given = self.graph.inputs.get(source)
+        if given is None:
+            return cost.repartition_traffic(produced, wanted, itemsize, workers, hosts)
+        return cost.given_traffic(produced, given.owners, wanted, itemsize, workers, hosts)
+
+    def edge_seconds(
+        self, source: str, partitions: Mapping[str, Partition], wanted: Chunks, step: Traffic
+    ) -> float:
+        """Seconds of that traffic."""
+        produced = self.produced(source, partitions)
+        if produced is None or (produced == wanted and not step.nbytes):
+            return 0.0
+        readers = prod(map(len, wanted))
+        seconds = self.topology.move_seconds(step, min(prod(map(len, produced)), readers))
+        if produced != wanted:
+            seconds += self.topology.copy_seconds(self.graph.nbytes(source), readers)
+        return float(seconds)
+
+    def produced(self, source: str, partitions: Mapping[str, Partition]) -> Chunks | None:
+        """The chunks a tensor is in; None if it may be had in any."""
+        given = self.graph.inputs.get(source)
+        if given is not None:
+            return given.chunks
+        return partitions[source].grid(self.graph.nodes[source].expression.output)
+
+    # all candidates of an edge
+
+    def reading(self, source: str, space: Space, labels: Labels) -> Table:
+        """Cost of reading a given tensor, for every candidate of its reader."""
+        costs = []
+        for wanted in space.grids(labels):
+            step = self.edge_traffic(source, {}, wanted)
+            seconds = self.objective == "seconds"
+            costs.append(self.edge_seconds(source, {}, wanted, step) if seconds else float(step.nbytes))
+        return np.array(costs)[space.project(labels)[1]]
+
+    def edge(self, producer: Node, theirs: Space, reader: Node, mine: Space, labels: Labels) -> Factor:
+        """Repartition cost between every grid of a producer and every one that its reader may want."""
+        rows, which = theirs.project(producer.expression.output)
+        columns, mine_which = mine.project(labels)
+        table = self.between(producer, theirs, rows, mine, labels, columns)
+        scope = (producer.name, reader.name)
+        if self.objective != "seconds" or not self.graph.may_inline(producer.name, reader.name):
+            return Factor(scope, table, (which, mine_which))
+        # where no other label is cut, the producer's tasks run inside the reader's
+        aligned = self._pairs(producer, theirs, rows, mine, labels, columns)["equal"]
+        blocks = _tiles(
+            theirs.cuts, [theirs.labels.index(label) for label in producer.expression.output], rows
+        )
+        wanted = _tiles(mine.cuts, [mine.labels.index(label) for label in labels], columns)
+        simple = blocks[which] == prod(theirs.parts.values(), start=np.ones(len(theirs)))
+        bare = wanted[mine_which] == prod(mine.parts.values(), start=np.ones(len(mine)))
+        inlined = table - np.where(aligned, blocks[:, None] * self.topology.task_overhead, 0.0)
+        both = np.block([[table, table], [table, inlined]])
+        return Factor(scope, both, (which + simple * len(rows), mine_which + bare * len(columns)))
+
+    def delivery(self, producer: Node, space: Space, promised: Chunks) -> Table:
+        """Cost of cutting a result into the chunks it was promised in, for every candidate."""
+        rows, which = space.project(producer.expression.output)
+        labels = tuple(map(str, range(len(promised))))
+        target = Space(
+            labels, tuple((axis,) for axis in promised), np.zeros((1, len(labels)), dtype=np.int64)
+        )
+        columns, _ = target.project(labels)
+        table = self.between(producer, space, rows, target, labels, columns)
+        return np.asarray(table[which, 0])
+
+    def between(
+        self,
+        producer: Node,
+        theirs: Space,
+        rows: npt.NDArray[np.int64],
+        mine: Space,
+        labels: Labels,
+        columns: npt.NDArray[np.int64],
+    ) -> Table:
+        """Cost between distinct grids: ``cost.repartition_traffic`` and its kin, over whole tables at once."""
+        pairs = self._pairs(producer, theirs, rows, mine, labels, columns)
+        some, other = pairs["some"][:, None], pairs["other"][None, :]
+        equal, size = pairs["equal"], float(prod(producer.shape))
+        if self.objective == "paper":
+            if not size:
+                return np.zeros(equal.shape)
+            meeting = size / (pairs["finer"] * other)  # elements where the two grids meet
+            moved = size * (size / some) / meeting + size * ((size / other) / meeting - 1)
+            return np.asarray(np.where(equal, 0.0, moved))
+        workers, hosts = self.topology.workers, self.topology.hosts
+        itemsize = np.dtype(producer.dtype).itemsize
+        nbytes = np.where(equal | (workers == 1), 0.0, size - _stays(pairs, size, workers)) * itemsize
+        if self.objective == "bytes":
+            return np.asarray(nbytes)
+        tasks = np.where(equal, 0.0, np.maximum(pairs["pieces"] - pairs["whole"], 0))
+        crossing: Any = 0
+        if hosts > 1:
+            crossing = np.minimum(np.where(equal, 0.0, size - _stays(pairs, size, hosts)) * itemsize, nbytes)
+        step = Traffic(nbytes, np.where(nbytes > 0, tasks, 0), tasks=tasks, crossing=crossing)  # type: ignore[arg-type]
+        seconds = self.topology.move_seconds(step, np.minimum(some, other))
+        copied = self.topology.copy_seconds(size * itemsize, other)
+        return np.asarray(seconds + np.where(equal, 0.0, copied))
+
+    def _pairs(
+        self,
+        producer: Node,
+        theirs: Space,
+        rows: npt.NDArray[np.int64],
+        mine: Space,
+        labels: Labels,
+        columns: npt.NDArray[np.int64],
+    ) -> dict[str, npt.NDArray[Any]]:
+        """What the cost between two grids depends on, for every pair of them."""
+        shape = (len(rows), len(columns))
+        totals = {name: np.ones(shape) for name in ("meeting", "finer", "coarser", "pieces", "whole")}
+        equal = np.ones(shape, dtype=bool)
+        some, other = np.ones(len(rows)), np.ones(len(columns))
+        for axis, label in enumerate(producer.expression.output):
+            produced = theirs.cuts[theirs.labels.index(label)]
+            consumed = mine.cuts[mine.labels.index(labels[axis])]
+            i, j = rows[:, axis], columns[:, axis]
+            p, c = np.array(list(map(len, produced)), float), np.array(list(map(len, consumed)), float)
+            some *= p[i]
+            other *= c[j]
+            figures = self._axis(produced, consumed)
+            equal &= figures["equal"][i][:, j]
+            for name in totals if self.objective != "paper" else ("finer",):
+                totals[name] *= figures[name][i][:, j]
+        return totals | {"equal": equal, "some": some, "other": other}
+
+    def _axis(self, produced: tuple[Cut, ...], consumed: tuple[Cut, ...]) -> dict[str, npt.NDArray[Any]]:
+        """The same for every pair of cuts of one axis."""
+        key = (produced, consumed)
+        if key not in self._between:
+            p, c = (np.array(list(map(len, cuts)), dtype=np.float64) for cuts in key)
+            finer, coarser = np.maximum(p[:, None] / c, 1), np.maximum(c / p[:, None], 1)
+            figures = {"finer": finer, "coarser": coarser}
+            figures["equal"] = np.array([[one == other for other in consumed] for one in produced])
+            if self.objective != "paper":
+                counts = [[cost.axis_overlap(one, other) for other in consumed] for one in produced]
+                meeting, pieces, whole = np.moveaxis(np.array(counts, dtype=np.float64), -1, 0)
+                figures |= {"meeting": meeting, "pieces": pieces, "whole": whole}
+            self._between[key] = figures
+        return self._between[key]  # type: ignore[no-any-return]
+
+
+def _tiles(
+    cuts: tuple[tuple[Cut, ...], ...], columns: list[int], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Number of blocks of each grid."""
+    counts = np.ones(len(rows))
+    for axis, column in enumerate(columns):
+        counts *= np.array([len(one) for one in cuts[column]], dtype=np.float64)[rows[:, axis]]
+    return counts
+
+
+def _stays(pairs: Mapping[str, npt.NDArray[Any]], size: float, workers: int) -> npt.NDArray[Any]:
+    """``cost.stays`` for every pair of grids."""
+    some, other = pairs["some"], pairs["other"]
+    few, many = np.minimum(some, workers), np.minimum(other, workers)
+    grown = np.minimum((some / few)[:, None], pairs["finer"])
+    grown = grown * np.minimum((other / many)[None, :], pairs["coarser"])
+    held = np.minimum(few[:, None], many[None, :]) * pairs["meeting"] * grown
+    # the tolerance keeps the floor equal to that of exact fractions
+    return np.asarray(np.minimum(np.floor(held + 1e-6), size))
+
+
+# a plan
+
+
+def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topology) -> Plan:
+    """The plan that uses these partitions: what it moves, how long it takes and how much a worker holds.
+
+    Its cost is in seconds, the sum of what its choices and its delivery take.
+    """
+    pricing = Pricing(graph, "seconds", topology)
+    known: dict[object, Choice] = {}
+    peaks = {name: peak for name, peak, _ in timeline(graph, partitions, topology)}
+    choices = []
+    for node in graph.nodes.values():
+        mine = partitions[node.name]
+        key = (
+            graph.kinds[node.name],
+            id(mine),
+            *(_edge_kind(pricing, partitions, node, one) for one in node.inputs),
+        )
+        if key not in known:
+            known[key] = _choice(pricing, partitions, node)
+        choice = known[key]
+        joined = replace(choice.join, peak_nbytes=peaks[node.name])
+        choices.append(replace(choice, name=node.name, title=node.title or node.name, join=joined))
+    delivered = [
+        (output, pricing.edge_traffic(output.source, partitions, output.chunks))
+        for output in graph.outputs
+        if output.chunks is not None
+    ]
+    # messages are shared out anew for each result, so seconds are added, not derived from the sum
+    delivery_seconds = sum(
+        pricing.edge_seconds(output.source, partitions, output.chunks, step)
+        for output, step in delivered
+        if output.chunks is not None
+    )
+    total = sum(choice.seconds for choice in choices) + delivery_seconds
+    return Plan(
+        tuple(choices),
+        total,
+        "seconds",
+        topology,
+        delivery=sum((step for _, step in delivered), Traffic()),
+        delivery_seconds=delivery_seconds,
+        left_alone=graph.left_alone,
+    )
+
+
+def _edge_kind(
+    pricing: Pricing, partitions: Mapping[str, Partition], node: Node, source: str
+) -> tuple[object, ...]:
+    """What the cost of reading a tensor depends on, the reader aside."""
+    given = pricing.graph.inputs.get(source)
+    if given is not None:
+        return (given.shape, given.dtype, given.chunks, given.owners)
+    inline = pricing.graph.may_inline(source, node.name)
+    return (pricing.graph.kinds[source], id(partitions[source]), inline)
+
+
+def _choice(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -> Choice:
+    """One expression priced; the tasks it takes over from those it reads are taken off."""
+    topology, mine = pricing.topology, partitions[node.name]
+    joined, combined = pricing.node_traffic(node, mine.parts)
+    moved, taken = Traffic(), 0
+    seconds = float(pricing.node_seconds(node, mine.parts))
+    for labels, source in zip(node.expression.operands, node.inputs):
+        wanted = mine.grid(labels)
+        step = pricing.edge_traffic(source, partitions, wanted)
+        inside = mine.tiles if pricing.graph.inlines(source, node.name, partitions) else 0
+        moved += step
+        taken += inside
+        seconds += pricing.edge_seconds(source, partitions, wanted, step) - inside * topology.task_overhead
+    joined = replace(joined, tasks=joined.tasks - taken)
+    return Choice(
+        node.name,
+        str(node.expression),
+        mine,
+        joined,
+        combined,
+        moved,
+        seconds,
+        _reason(node, mine, topology),
+    )
+
+
+def _reason(node: Node, mine: Partition, topology: Topology) -> str:
+    """Why this partition, in a few words."""
+    cut_labels = [label for label, parts in mine.parts.items() if parts > 1]
+    if mine.tiles == 1:
+        return "too small to share" if topology.slots > 1 else "one worker"
+    if mine.cuts == node.came:
+        return "as it came"
+    if all(label in node.expression.contracted for label in cut_labels):
+        return "partial results are small"
+    if any(label in node.expression.contracted for label in cut_labels):
+        return "balances inputs against partial results"
+    return "no partial results"
