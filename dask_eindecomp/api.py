@@ -1,4 +1,4 @@
-"""What a user calls beside the hook: ``explain`` and ``optimize``."""
+"""What a user calls beside the hook: ``explain``, ``optimize`` and ``calibrate``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask_eindecomp.hook import EinDecomp, apply, free_name, refuse_query_planni
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
-__all__ = ["explain", "optimize"]
+__all__ = ["calibrate", "explain", "optimize"]
 
 
 def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | None = None) -> Plan:
@@ -91,6 +91,29 @@ def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecom
         chunks = plan.partitions[node.name].grid(node.expression.output)
         results.append(da.Array(merged, output.name, chunks, meta=array._meta))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def calibrate(client: Any, repeats: int = 3) -> Topology:
+    """The machines of a cluster, measured.
+
+    Takes a few seconds, in which every worker computes and sends.  Keep what comes back: ``Topology.to_json`` writes
+    it down, and the Dask setting ``eindecomp.topology`` names the file to plan with.
+
+    Parameters
+    ----------
+    client
+        A ``distributed.Client``.
+    repeats
+        How often each figure is measured; the best counts.
+
+    Raises
+    ------
+    TopologyError
+        If the cluster has no workers, or ``repeats`` is not positive.
+    """
+    from dask_eindecomp.calibration import calibration
+
+    return calibration(client, repeats).topology
 
 
 def _settled(hook: EinDecomp | None, topology: Topology | None) -> EinDecomp:

@@ -182,20 +182,18 @@ class _Elimination:
         return self.memo[key]  # type: ignore[no-any-return]
 
     def work(self, name: str) -> tuple[float, int]:
-        """How much larger tables get when a variable is eliminated, and the sums that takes."""
-        mine = self.touching[name]
-        if not mine:
-            return 0.0, len(self.alone[name])
-        result = prod(self.joint(other, mine)[1] for other in self.neighbours(name))
-        return result - sum(factor.table.size for factor in mine), result * self.joint(name, mine)[1]
-
-    def neighbours(self, name: str) -> list[str]:
-        """Variables that share a factor with this one, in the order of the factors."""
-        return [
-            one
-            for one in dict.fromkeys(one for factor in self.touching[name] for one in factor.scope)
-            if one != name
-        ]
+        """How much larger tables get when a variable is eliminated, and how many sums that takes at most."""
+        seen: dict[tuple[str, int], int] = {}
+        sizes = 0
+        for factor in self.touching[name]:
+            sizes += factor.table.size
+            for one, classes, size in zip(factor.scope, factor.classes, factor.table.shape):
+                seen[one, id(classes)] = size
+        counts: dict[str, int] = {name: 1}
+        for (one, _), size in seen.items():
+            counts[one] = min(counts.get(one, 1) * size, len(self.alone[one]))
+        work = prod(counts.values())
+        return work / counts[name] - sizes, work
 
     def eliminate(self, name: str, split: bool) -> list[str]:
         """Put the least over all values of a variable in its place; gives the variables that saw a change."""

@@ -35,6 +35,8 @@ class Given:
     """How it is cut; None if it may be had in any grid for nothing."""
     owners: tuple[int, ...] | None = None
     """Worker of each block in row-major order, where known."""
+    stays: bool = True
+    """Whether its blocks are held whatever is done with them; else each is made when it is read and then dropped."""
     kind: str = "numpy"
     """Array type of its blocks, for messages."""
 
@@ -150,7 +152,7 @@ class EinGraph:
         dtype = np.dtype(dtype).name
         layouts = dict(chunks or {})
         given = {
-            name: Given(name, tuple(map(int, shape)), dtype, layouts.pop(name, None))
+            name: Given(name, tuple(map(int, shape)), dtype, layouts.pop(name, None), stays=name in layouts)
             for name, shape in inputs.items()
         }
         if layouts:
@@ -196,7 +198,9 @@ class EinGraph:
         numbers: dict[object, int] = {}
         kinds = {}
         for node in self.nodes.values():
-            read = tuple(self.dtype(one) for one in node.inputs)
+            read = tuple(
+                (self.dtype(one), one in self.inputs and self.inputs[one].stays) for one in node.inputs
+            )
             key = (node.expression, node.extents, node.dtype, node.kernel, node.came, read)
             kinds[node.name] = numbers.setdefault(key, len(numbers))
         return kinds

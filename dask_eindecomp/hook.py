@@ -8,6 +8,7 @@ it is pickled and travels inside it, and the workers are looked up where it is c
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from dataclasses import dataclass, field, fields, replace
@@ -19,20 +20,23 @@ from dask.array.optimization import optimize as dask_optimize
 from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
+from dask_eindecomp.cache import Plans
 from dask_eindecomp.config import setting
 from dask_eindecomp.contract import contract, pairwise_flops
-from dask_eindecomp.decompose import decompose, price
+from dask_eindecomp.decompose import BudgetError, PlanningTimeout, decompose
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contraction, lift
 from dask_eindecomp.lower import lower
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.plan import Plan
+from dask_eindecomp.pricing import price
 from dask_eindecomp.splice import splice
-from dask_eindecomp.topology import Topology
+from dask_eindecomp.topology import Topology, host_of
 
 __all__ = ["EinDecomp", "eindecomp", "find_topology"]
 
 logger = logging.getLogger("dask_eindecomp")
+PLANS = Plans()
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,21 @@ class EinDecomp:
     force: bool = False
     """Apply every plan, cheaper or not."""
     memory_limit: int | None = None
-    """Bytes one worker's tiles may need; None for 0.6 of its memory."""
+    """Bytes that one worker may hold at a time; None for 0.6 of its memory."""
+    max_block_bytes: int | None = None
+    """Bytes of the largest block of a planned array; None for ``eindecomp.max-block-bytes``."""
+    max_tasks: int | None = None
+    """Dask tasks of a plan; None for ``eindecomp.max-tasks``."""
+    planning_timeout: float | None = None
+    """Seconds that planning may take; None for ``eindecomp.planning-timeout``."""
     margin: float | None = None
     """Share by which a plan must be cheaper than the graph as it came; None for ``eindecomp.margin``."""
     strict: bool | None = None
     """Raise when planning fails; None for ``eindecomp.strict``."""
     array_types: frozenset[str] = ARRAY_TYPES
     """Qualified names of the block types that are planned."""
+    measured: Topology | None = field(default=None, compare=False, repr=False)
+    """Figures of the file ``eindecomp.topology``; set when it is pickled."""
     home: str | None = field(default=None, compare=False, repr=False)
     """Address of the scheduler it was sent to; set when it is pickled."""
 
@@ -76,8 +88,12 @@ class EinDecomp:
     def __reduce__(self) -> tuple[Any, ...]:
         settled = replace(
             self,
+            max_block_bytes=setting("max-block-bytes", self.max_block_bytes),
+            max_tasks=setting("max-tasks", self.max_tasks),
+            planning_timeout=setting("planning-timeout", self.planning_timeout),
             margin=setting("margin", self.margin),
             strict=setting("strict", self.strict),
+            measured=self._measured(),
             home=self.home or _home(),
         )
         return EinDecomp, tuple(getattr(settled, item.name) for item in fields(self))
@@ -109,20 +125,46 @@ class EinDecomp:
         if free:
             lifted = replace(lifted, graph=_freed(dsk, lifted, free))
         graph = contract(lifted.graph)
-        topology = self.topology or find_topology(self.home)
-        if self.objective == "seconds":
-            plan = decompose(graph, topology=topology, memory_limit=self.memory_limit)
-        else:
-            tiles = topology.slots
-            plan = decompose(graph, tiles=tiles, objective=self.objective, topology=topology)
-        as_it_came = _as_it_came(lifted.graph, topology)
-        plan = replace(plan, baseline=as_it_came.traffic, baseline_seconds=as_it_came.seconds)
+        topology = self.topology or find_topology(self.home, self._measured())
+        limits = {
+            "memory_limit": self.memory_limit,
+            "max_block_bytes": setting("max-block-bytes", self.max_block_bytes),
+            "max_tasks": setting("max-tasks", self.max_tasks),
+        }
+        timeout = setting("planning-timeout", self.planning_timeout)
+
+        def make() -> Plan:
+            as_it_came = _as_it_came(lifted.graph, topology)
+            try:
+                plan = decompose(
+                    graph, objective=self.objective, topology=topology, timeout=timeout, **limits
+                )
+            except BudgetError as error:
+                plan = replace(as_it_came, refused=str(error))
+            return replace(plan, baseline=as_it_came.traffic, baseline_seconds=as_it_came.seconds)
+
+        try:
+            settings = (topology, self.objective, *limits.values())
+            plan = PLANS.plan(lifted.graph, graph, settings, make)
+        except PlanningTimeout:
+            as_it_came = _as_it_came(lifted.graph, topology)
+            late = f"planning took more than {timeout:g} s; expected less, or a larger planning-timeout"
+            plan = replace(
+                as_it_came, refused=late, baseline=as_it_came.traffic, baseline_seconds=as_it_came.seconds
+            )
         return lifted, graph, replace(plan, verdict=self._verdict(lifted, plan))
+
+    def _measured(self) -> Topology | None:
+        """Figures of the machines from the file that ``eindecomp.topology`` names."""
+        path = setting("topology")
+        return Topology.load(path) if self.measured is None and path else self.measured
 
     def _verdict(self, lifted: Lifted, plan: Plan) -> str:
         margin = setting("margin", self.margin)
         if not lifted.graph.nodes:
             return "nothing to plan: the graph runs as it came"
+        if plan.refused:
+            return f"left to Dask: {plan.refused}"
         if self.force:
             return "applied: forced"
         if not lifted.contracts:
@@ -206,11 +248,20 @@ def _log_once(error: Exception) -> None:
 # the machines
 
 
-def find_topology(home: str | None = None) -> Topology:
+def find_topology(home: str | None = None, measured: Topology | None = None) -> Topology:
     """The workers a graph would run on, found where this is called.
 
-    ``home`` tells schedulers apart where several live in one process.
+    ``home`` tells schedulers apart where several live in one process.  How fast they are is taken from ``measured``.
     """
+    found = _workers_found(home)
+    if measured is None:
+        return found
+    who = ("workers", "threads", "memory", "addresses", "hosts")
+    return replace(measured, **{name: getattr(found, name) for name in who})
+
+
+def _workers_found(home: str | None) -> Topology:
+    """The machines with default figures."""
     scheduler = _scheduler_here(home)
     if scheduler is not None:
         workers = sorted(scheduler.workers.values(), key=lambda worker: str(worker.address))
@@ -267,20 +318,36 @@ def _of_workers(workers: list[tuple[str, int, int]]) -> Topology:
     threads = max(1, round(sum(count for _, count, _ in workers) / len(workers)))
     limits = [limit for _, _, limit in workers if limit]
     addresses = tuple(address for address, _, _ in workers)
-    if limits:
-        return Topology(workers=len(workers), threads=threads, memory=min(limits), addresses=addresses)
-    return Topology(workers=len(workers), threads=threads, addresses=addresses)
+    hosts = {host_of(address) for address in addresses}
+    # on this machine threads share its cores; what other machines have is not known
+    crowded = len(workers) * threads / CPU_COUNT if hosts <= {"127.0.0.1", "localhost", ""} else 1.0
+    return Topology(
+        workers=len(workers),
+        threads=threads,
+        memory=min(limits, default=Topology().memory),
+        addresses=addresses,
+        hosts=len(hosts),
+        contention=max(1.0, crowded),
+    )
 
 
 def _of_this_process() -> Topology:
     """Threads of this process, or one where Dask is told to run without any."""
     chosen = dask.config.get("scheduler", None)
     if isinstance(chosen, str) and chosen.lower() in ("sync", "synchronous", "single-threaded"):
-        return Topology.of_threads(1)
-    workers = dask.config.get("num_workers", None) or CPU_COUNT
+        return replace(Topology.of_threads(1), memory=_memory_here())
+    workers = int(dask.config.get("num_workers", None) or CPU_COUNT)
     if isinstance(chosen, str) and chosen.lower() in ("processes", "multiprocessing"):
-        return Topology(workers=int(workers))
-    return Topology.of_threads(int(workers))
+        return Topology(workers=workers, memory=max(_memory_here() // workers, 1))
+    return replace(Topology.of_threads(workers), memory=_memory_here())
+
+
+def _memory_here() -> int:
+    """Bytes of memory of this machine, where the system says; else the topology's default."""
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+        return Topology().memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class QueryPlanningError(RuntimeError):

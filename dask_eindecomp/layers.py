@@ -20,6 +20,7 @@ import dask.array.core
 import numpy as np
 from dask._task_spec import Alias, List, Task, TaskRef
 from dask.array.reductions import _concatenate2
+from dask.highlevelgraph import Layer, MaterializedLayer
 from dask.utils import methodcaller
 from tlz import compose
 
@@ -83,6 +84,19 @@ def read_task(task: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str,
     if isinstance(task, tuple) and task and callable(task[0]):
         return task[0], task[1:], {}
     return None
+
+
+def is_held(layer: Layer) -> bool:
+    """Whether a layer's blocks are there already, as a persisted array's are, and not made by tasks.
+
+    >>> tasks = {("x", 0): np.ones(2)}, {("x", 0): (np.ones, 2)}
+    >>> [is_held(MaterializedLayer(one)) for one in tasks]
+    [True, False]
+    """
+    # any other kind of layer writes its tasks when it is asked for them
+    if not isinstance(layer, MaterializedLayer):
+        return False
+    return all(read_task(task) is None and not isinstance(task, (Alias, List)) for task in layer.values())
 
 
 def _bare(argument: Any) -> Any:

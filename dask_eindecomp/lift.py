@@ -230,7 +230,10 @@ class _Lifter:
         if name not in self.layouts:
             raise NotLifted(f"reads {name}, {self.reasons.get(name, 'which is no array')}")
         layout = self.layouts[name]
-        self.inputs[name] = Given(name, layout.shape, layout.dtype.name, layout.chunks, kind=layout.kind)
+        stays = layers.is_held(self.dsk.layers[name])
+        self.inputs[name] = Given(
+            name, layout.shape, layout.dtype.name, layout.chunks, stays=stays, kind=layout.kind
+        )
         self.views[name] = view = View(name, tuple(range(len(layout.shape))))
         return view
 

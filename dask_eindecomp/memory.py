@@ -3,9 +3,10 @@
 A tensor's blocks lie on the workers in even shares.  A worker that computes tiles gathers what they read, and keeps
 the copies until nobody reads the tensor any more; so what is held grows and shrinks along the order of execution:
 
-    given    ████████████████████████   stay: somebody outside may hold them
-    copies       ██████████             until the last reader is done
-    results        ████████████         from their expression to the last reader, or to the end
+    persisted   ████████████████████████   stay: somebody outside holds them
+    copies          ██████████             until the last reader is done
+    results           ████████████         from their expression to the last reader, or to the end
+    made            ██                     blocks that are read or created on demand: for the tiles being computed
 
 The tiles of one worker are a run of them in row-major order, contracted labels last.
 """
@@ -48,8 +49,8 @@ class Held:
 def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topology) -> Held:
     """What the busiest worker holds while it computes its tiles of one expression.
 
-    >>> spec = {"Z": ("ij,jk->ik", "A", "B")}
-    >>> g = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"])
+    >>> spec, rows = {"Z": ("ij,jk->ik", "A", "B")}, ((2, 2, 2, 2), (8,))
+    >>> g = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"], chunks={"A": rows, "B": rows})
     >>> held(g, g.nodes["Z"], {"i": 4, "j": 1, "k": 1}, Topology(workers=4))
     Held(operands=(128, 512), partials=0, result=128)
     """
@@ -62,9 +63,12 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
         left = -(-left // along[label])
     operands = []
     for labels, source in zip(expression.operands, node.inputs):
-        distinct = dict.fromkeys(labels)
         tile = cost.tile_nbytes(labels, extents, parts, graph.itemsize(source))
-        operands.append(at_most(tile * prod(along[label] for label in distinct), graph.nbytes(source)))
+        if source in graph.inputs and not graph.inputs[source].stays:
+            operands.append(tile * at_most(mine, topology.threads))
+            continue
+        gathered = tile * prod(along[label] for label in dict.fromkeys(labels))
+        operands.append(at_most(gathered, graph.nbytes(source)))
     itemsize = np.dtype(node.dtype).itemsize
     tile = cost.tile_nbytes(expression.output, extents, parts, itemsize)
     blocks = prod(parts[label] for label in expression.output)
@@ -109,8 +113,8 @@ def timeline(
     stays = {output.source for output in graph.outputs} | set(graph.inputs)
     owned = {
         given.name: share(given.chunks, graph.itemsize(given.name), topology.workers)
-        if given.chunks is not None
-        else -(-graph.nbytes(given.name) // topology.workers)
+        if given.stays and given.chunks is not None
+        else 0
         for given in graph.inputs.values()
     }
     here = dict(owned)
@@ -132,6 +136,10 @@ def timeline(
         yield node.name, total, here
         total -= step.partials
         here[node.name] = owned[node.name]
+        for source in node.inputs:
+            if source in graph.inputs and not graph.inputs[source].stays:
+                total -= here[source]
+                here[source] = 0
         for name in ending.get(node.name, ()):
             left = owned[name] if name in stays else 0  # copies go, and what nobody reads any more
             total -= here[name] - left

@@ -82,6 +82,8 @@ class Plan:
     """Estimated seconds of the graph as it came."""
     left_alone: tuple[tuple[str, str], ...] = ()
     """Layers that were not planned, each with the reason."""
+    refused: str = ""
+    """Why there is no plan within the limits, and what would do; empty if there is one."""
     verdict: str = ""
     """Whether the plan would be applied, in words."""
     partitions: Mapping[str, Partition] = field(init=False, compare=False, repr=False)
@@ -113,6 +115,7 @@ class Plan:
             "gap": self.gap,
             "seconds": self.seconds,
             "verdict": self.verdict,
+            "refused": self.refused,
             "traffic": self.traffic.to_dict(),
             "baseline": self.baseline.to_dict() if self.baseline else None,
             "baseline_seconds": self.baseline_seconds,
@@ -174,8 +177,7 @@ class Plan:
         machines = f"{self.topology.workers} worker{'s' * (self.topology.workers > 1)}"
         machines += f" x {self.topology.threads} thread{'s' * (self.topology.threads > 1)}"
         lines = [
-            f"planned for {machines}, objective {self.objective}: cost {self.cost:.6g}, "
-            + ("proven optimal" if not self.gap else f"within {self.gap:.1%} of the optimum"),
+            f"planned for {machines}, objective {self.objective}: cost {self.cost:.6g}, " + self._proof,
             f"plan:       {_total(self.traffic, self.seconds)}",
         ]
         if self.baseline is not None and self.baseline_seconds is not None:
@@ -183,6 +185,13 @@ class Plan:
         if self.verdict:
             lines.append(self.verdict)
         return lines
+
+    @property
+    def _proof(self) -> str:
+        """How far from the optimum the plan may be, in words."""
+        if self.refused:
+            return "no plan, the graph as it came"
+        return "proven optimal" if not self.gap else f"within {self.gap:.1%} of the optimum"
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.choices)} expressions: {self._totals[1]}>"
@@ -239,5 +248,6 @@ def readable_bytes(nbytes: int) -> str:
 def _total(traffic: Traffic, seconds: float) -> str:
     return (
         f"{traffic.tasks} tasks, {readable_bytes(traffic.nbytes)} between workers, "
+        f"{readable_bytes(traffic.peak_nbytes)} on a worker at most, "
         f"{traffic.flops:.3g} joins, about {seconds:.3g} s"
     )

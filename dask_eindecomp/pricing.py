@@ -310,7 +310,7 @@ def _edge_kind(
     """What the cost of reading a tensor depends on, the reader aside."""
     given = pricing.graph.inputs.get(source)
     if given is not None:
-        return (given.shape, given.dtype, given.chunks, given.owners)
+        return (given.shape, given.dtype, given.chunks, given.owners, given.stays)
     inline = pricing.graph.may_inline(source, node.name)
     return (pricing.graph.kinds[source], id(partitions[source]), inline)
 

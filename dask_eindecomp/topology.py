@@ -19,7 +19,7 @@ import numpy as np
 
 from dask_eindecomp.cost import Traffic
 
-__all__ = ["Topology", "TopologyError"]
+__all__ = ["Topology", "TopologyError", "host_of"]
 
 KERNEL_RATES = {"blas": 1.0, "loop": 0.08, "stream": 0.2}
 """Joins a second as a share of the multiply-adds a second of BLAS, memory traffic not counted.  ``einsum`` without
@@ -230,6 +230,18 @@ class Topology:
                 outside = traffic.crossing / np.maximum(traffic.nbytes, 1)
                 latency = self.latency * outside + self.local_latency * (1 - outside)
         return seconds + np.ceil(traffic.messages / sharing) * latency
+
+
+def host_of(address: str) -> str:
+    """The machine of a worker's address.
+
+    >>> host_of("tcp://10.0.0.7:40331"), host_of("tls://[fe80::1]:8786"), host_of("inproc://10.0.0.7/4242/1")
+    ('10.0.0.7', 'fe80::1', '10.0.0.7')
+    """
+    place = address.rpartition("://")[2].partition("/")[0]
+    if place.startswith("["):
+        return place[1:].partition("]")[0]
+    return place.partition(":")[0]
 
 
 def _is_like(value: Any, example: Any) -> bool:

@@ -9,7 +9,7 @@ import dask
 import pytest
 from hypothesis import HealthCheck, settings
 
-import dask_eindecomp  # noqa: F401  # sets the defaults of its configuration
+from dask_eindecomp import hook
 
 # CI draws the same examples each time, so that a red run is about the change; elsewhere they are new in every run.
 quiet = [HealthCheck.too_slow]
@@ -20,6 +20,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 @pytest.fixture(autouse=True)
 def strict() -> Iterator[None]:
-    """Planning errors are errors of the test."""
-    with dask.config.set({"eindecomp.strict": True}):
+    """Planning errors are errors of the test, and no plan of another test is remembered."""
+    hook.PLANS.clear()
+    # a busy machine is no reason to fail
+    with dask.config.set({"eindecomp.strict": True, "eindecomp.planning-timeout": 60.0}):
         yield

@@ -33,6 +33,13 @@ FAST = Topology(workers=3, bandwidth=1e12, latency=0, flops=1e5, task_overhead=0
 PLANNED = EinDecomp(force=True, topology=FAST)
 
 
+def threads_here(count: int) -> Topology:
+    """So many threads of this machine and all its memory."""
+    return replace(
+        Topology.of_threads(count), memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+
+
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
 
@@ -89,15 +96,17 @@ def test_equal_hooks_are_equal_and_hash_alike() -> None:
 
 def test_a_hook_survives_pickling() -> None:
     one = EinDecomp(
-        topology=FAST, objective="bytes", force=True, memory_limit=1 << 20, margin=0.5, strict=True
-    )
+        topology=FAST, objective="bytes", force=True, memory_limit=1 << 20, max_block_bytes=1 << 18, max_tasks=99,
+        planning_timeout=1.0, margin=0.5, strict=True,
+    )  # fmt: skip
     assert pickle.loads(pickle.dumps(one)) == one
 
 
 def test_settings_are_resolved_when_the_hook_is_pickled() -> None:
-    with dask.config.set({"eindecomp.margin": 0.25, "eindecomp.strict": False}):
+    names = {"margin": 0.25, "strict": False, "max_tasks": 7, "max_block_bytes": 8, "planning_timeout": 9.0}
+    with dask.config.set({f"eindecomp.{name.replace('_', '-')}": value for name, value in names.items()}):
         sent = pickle.dumps(EinDecomp())
-    assert pickle.loads(sent) == EinDecomp(margin=0.25, strict=False)
+    assert pickle.loads(sent) == EinDecomp(**names)
 
 
 def test_arrays_of_equal_hooks_share_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,25 +497,25 @@ def test_layers_before_between_and_after_keep_their_results() -> None:
 @pytest.mark.parametrize("name", ["sync", "synchronous", "single-threaded"])
 def test_without_threads_there_is_one_worker_of_one_thread(name: str) -> None:
     with dask.config.set(scheduler=name):
-        assert hook.find_topology() == Topology.of_threads(1)
+        assert hook.find_topology() == threads_here(1)
 
 
 def test_threads_are_as_many_as_dask_would_start() -> None:
     with dask.config.set(scheduler="threads", num_workers=3):
-        assert hook.find_topology() == Topology.of_threads(3)
+        assert hook.find_topology() == threads_here(3)
     with dask.config.set(scheduler="threads", num_workers=None):
-        assert hook.find_topology() == Topology.of_threads(CPU_COUNT)
+        assert hook.find_topology() == threads_here(CPU_COUNT)
 
 
 @pytest.mark.parametrize("name", ["processes", "multiprocessing"])
 def test_processes_are_workers(name: str) -> None:
     with dask.config.set(scheduler=name, num_workers=5):
-        assert hook.find_topology() == Topology(workers=5)
+        assert hook.find_topology() == Topology(workers=5, memory=threads_here(1).memory // 5)
 
 
 def test_without_a_word_threads_run_arrays() -> None:
     with dask.config.set(scheduler=None, num_workers=2):
-        assert hook.find_topology() == Topology.of_threads(2)
+        assert hook.find_topology() == threads_here(2)
 
 
 def test_the_hooks_topology_comes_first() -> None:
@@ -548,7 +557,7 @@ def test_explain_plans_what_a_cluster_would_run(local: Any) -> None:
 
 def test_a_scheduler_in_the_configuration_comes_before_the_client(local: Any) -> None:
     with local.as_current(), dask.config.set(scheduler="threads", num_workers=2):
-        assert hook.find_topology() == Topology.of_threads(2)
+        assert hook.find_topology() == threads_here(2)
 
 
 def test_a_cluster_of_this_process_is_found_from_its_scheduler(
@@ -556,7 +565,7 @@ def test_a_cluster_of_this_process_is_found_from_its_scheduler(
 ) -> None:
     found = []
     original = hook.find_topology
-    monkeypatch.setattr(hook, "find_topology", lambda home: found.append(original(home)) or found[-1])
+    monkeypatch.setattr(hook, "find_topology", lambda *args: found.append(original(*args)) or found[-1])
     x, a = matrix()
     with local.as_current(), dask.config.set(array_optimize=EinDecomp(force=True)):
         np.testing.assert_allclose((a @ a).compute(), x @ x)
@@ -572,7 +581,7 @@ def test_of_two_schedulers_in_one_process_each_plans_with_its_own_workers(
 
     found = []
     original = hook.find_topology
-    monkeypatch.setattr(hook, "find_topology", lambda home: found.append(original(home)) or found[-1])
+    monkeypatch.setattr(hook, "find_topology", lambda *args: found.append(original(*args)) or found[-1])
     settings = {"threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
     x, a = matrix()
     with LocalCluster(n_workers=2, **settings) as two, LocalCluster(n_workers=3, **settings) as three:

@@ -1,0 +1,465 @@
+"""What a cluster can do, measured through its client.
+
+Every figure of a `Topology` has one experiment that does what the formulas of `topology.py` price with it, so that
+what is true of the machine but of no formula ends in the figure nearest to it.  A repeat runs all of them once::
+
+    one worker      large products of each type    flops, speeds
+                    small tiles                    small_tile
+                    a sum of long vectors          memory_bandwidth
+    every thread    large products at once         contention
+    every worker    blocks of the next worker      bandwidth
+                    small blocks of others         latency
+                    small blocks of its own        task_overhead
+
+A disturbance hits one repeat; the best of all repeats counts, and how far the worst is from it is told as the spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from inspect import signature
+from statistics import median
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from dask_eindecomp.kernels import Contraction, Join
+from dask_eindecomp.topology import Topology, TopologyError, host_of
+
+__all__ = ["Calibration", "calibration"]
+
+Seconds = Mapping[str, float]
+"""By piece of work."""
+Reads = Mapping[str, Sequence[Sequence[str]]]
+"""For each worker and each of its tasks the keys of the blocks it reads."""
+
+SIDE = 768
+"""Of the matrices of a large product: BLAS is at its full speed and threads do not share what is in cache."""
+TYPED_SIDE = 512
+"""Of the matrices that types are compared with; a complex product takes four times as long as one of doubles."""
+SMALL_SIDES = (64, 128)
+"""Of the matrices of small products."""
+DTYPES = ("float64", "float32", "complex64", "complex128")
+"""Element types BLAS has; the first is what the others are compared with."""
+BUSY = 0.3
+"""Seconds for which all threads multiply at once: long beside the time between the first start and the last."""
+VECTOR_NBYTES = 32 << 20
+"""Longer than any cache."""
+BLOCK_NBYTES = 16 << 20
+BLOCKS = 3
+"""Blocks that a worker receives at once: as many as Dask packs into one message."""
+SHIFTS = 2
+"""Other workers at most to which the same blocks go, one after the other."""
+SMALL_BLOCKS = 8
+"""Small blocks that a worker receives from each sender."""
+SENDERS = 3
+"""Workers at most from which one worker receives small blocks: more messages for the same tasks."""
+PAIRS = 3
+"""Comparisons of others' small blocks with own ones in each repeat; short ones are less often disturbed."""
+TASKS = 200
+"""Tasks of a graph: many, so that the time to send it and to hear of its end does not count."""
+GRAPHS = 2
+"""Such graphs in each repeat."""
+
+RATES = {"flops", "bandwidth", "local_bandwidth", "memory_bandwidth", *(f"{name} speed" for name in DTYPES)}
+"""Figures of which more is better."""
+UNITS = {  # a MAC is one multiply-add
+    "memory": "B",
+    "bandwidth": "B/s",
+    "latency": "s",
+    "flops": "MAC/s",
+    "task_overhead": "s",
+    "local_bandwidth": "B/s",
+    "local_latency": "s",
+    "memory_bandwidth": "B/s",
+    "contention": "times",
+    "small_tile": "MAC",
+}
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A cluster as it was measured.
+
+    >>> print(Calibration(Topology(workers=2, contention=1.5), {"contention": 0.25}))  # doctest: +ELLIPSIS
+    figure                    value  spread
+    workers                       2
+    threads                       1
+    memory                  4.29 GB
+    ...
+    contention            1.5 times     25%
+    ...
+    """
+
+    topology: Topology
+    """Its figures."""
+    spread: Mapping[str, float]
+    """For each measured figure ``(worst - best) / best`` over the repeats."""
+
+    def __str__(self) -> str:
+        """A table of figure, value with unit, and spread."""
+        lines = [("figure", "value", "spread")]
+        for name, value in self._figures():
+            spread = f"{self.spread[name]:.0%}" if name in self.spread else ""
+            lines.append((name, _quantity(value, UNITS.get(name, "")), spread))
+        return "\n".join(f"{name:<17} {value:>13} {spread:>7}".rstrip() for name, value, spread in lines)
+
+    def _figures(self) -> Iterable[tuple[str, float]]:
+        """Every figure that is a number, by name."""
+        for item in fields(Topology):
+            value = getattr(self.topology, item.name)
+            if isinstance(value, (int, float)):
+                yield item.name, value
+        for dtype, speed in self.topology.speeds:
+            yield f"{dtype} speed", speed
+
+
+def _quantity(value: float, unit: str) -> str:
+    """Three digits of a value and its unit with a prefix; a plain number where there is no unit.
+
+    >>> _quantity(8.125e9, "B/s"), _quantity(0.00052, "s"), _quantity(0, "s"), _quantity(4, "")
+    ('8.12 GB/s', '520 µs', '0 s', '4')
+    """
+    scale, prefix = 1.0, ""
+    if unit not in ("", "times") and value:
+        scale, prefix = next((pair for pair in PREFIXES if value >= 0.9995 * pair[0]), PREFIXES[-1])
+    return f"{value / scale:.3g} {prefix}{unit}".rstrip()
+
+
+def calibration(client: Any, repeats: int = 3) -> Calibration:
+    """The workers of a cluster and what they can do.
+
+    The cluster should have nothing else to do.  Workers are taken to be alike: what one thread can do is measured on
+    the first.  Nothing stays on the cluster.
+
+    Parameters
+    ----------
+    client
+        A ``distributed.Client`` that waits for its results.
+    repeats
+        How often everything is measured.  Each takes a second or two.
+
+    Raises
+    ------
+    TopologyError
+        If there is less than one repeat, or there are no workers.
+    TypeError
+        If the client is asynchronous.
+    """
+    if repeats < 1:
+        raise TopologyError(f"cannot calibrate in {repeats} repeats; expected at least 1")
+    if client.asynchronous:
+        raise TypeError(
+            "cannot calibrate through an asynchronous client; expected Client(asynchronous=False)"
+        )
+    found = _workers(client)
+    _warm_up(client, found)
+    samples = [_repeat(client, found) for _ in range(repeats)]
+    best = {name: _typical(name, [sample[name] for sample in samples]) for name in samples[0]}
+    each = [_figures(sample) for sample in samples]
+    figures = _figures(best)
+    return Calibration(
+        _with_figures(found, figures),
+        {name: _spread([one[name] for one in each], name in RATES) for name in figures},
+    )
+
+
+# the workers
+
+
+def _workers(client: Any) -> Topology:
+    """How many there are, their threads, memory and addresses; the figures are not measured yet."""
+    every = {"n_workers": -1} if "n_workers" in signature(client.scheduler_info).parameters else {}
+    # asked of the scheduler itself: Client.scheduler_info gives what was heard last, which may be the answer to the
+    # client's own question that it asks every two seconds and that lists no workers
+    workers = client.sync(client.scheduler.identity, **every)["workers"]
+    if not workers:
+        raise TopologyError(
+            f"the scheduler at {client.scheduler.address} has no workers; expected at least 1, "
+            "for which client.wait_for_workers(1) waits"
+        )
+    limits = [int(worker["memory_limit"]) for worker in workers.values() if worker["memory_limit"]]
+    return Topology(
+        workers=len(workers),
+        threads=max(1, round(sum(int(worker["nthreads"]) for worker in workers.values()) / len(workers))),
+        memory=min(limits, default=Topology().memory),
+        addresses=tuple(sorted(workers)),
+        hosts=len({host_of(address) for address in workers}),
+    )
+
+
+def _senders(addresses: Sequence[str], outside: bool) -> dict[str, tuple[str, ...]]:
+    """For each worker the others it can receive from, so that the first ones differ wherever they can.
+
+    ``outside`` takes workers of other hosts, from the next host on; otherwise it is those of the same host.  A worker
+    that has none is left out.
+
+    >>> _senders(("tcp://a:1", "tcp://a:2", "tcp://b:1"), outside=False)
+    {'tcp://a:1': ('tcp://a:2',), 'tcp://a:2': ('tcp://a:1',)}
+    """
+    hosts: dict[str, list[str]] = {}
+    for address in addresses:
+        hosts.setdefault(host_of(address), []).append(address)
+    groups = list(hosts.values())
+    found = {}
+    for number, group in enumerate(groups):
+        others = [one for later in (*groups[number + 1 :], *groups[:number]) for one in later]
+        for place, address in enumerate(group):
+            start = place % len(others) if others else 0
+            turned = others[start:] + others[:start] if outside else group[place + 1 :] + group[:place]
+            if turned:
+                found[address] = tuple(turned)
+    return found
+
+
+def _links(found: Topology) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Senders for each worker, by what the figures of such a link begin with."""
+    inner = _senders(found.addresses, outside=False)
+    outer = _senders(found.addresses, outside=True)
+    links = {"": inner} if found.hosts == 1 else {"": outer, "local_": inner}
+    return {prefix: senders for prefix, senders in links.items() if senders}
+
+
+# one repeat
+
+
+def _warm_up(client: Any, found: Topology) -> None:
+    """Load BLAS in every thread's process and open the connections between workers."""
+    _run(client, [(address, partial(_busy, BUSY / 6)) for address in found.addresses * found.threads])
+    for senders in _links(found).values():
+        _message_seconds(client, senders, count=2)
+
+
+def _repeat(client: Any, found: Topology) -> Seconds:
+    """Do everything once."""
+    first, *_ = found.addresses
+    nbytes = min(VECTOR_NBYTES, found.memory // 32)
+    [alone] = _run(client, [(first, partial(_alone, nbytes))])
+    at_once = _run(client, [(address, partial(_busy, BUSY)) for address in found.addresses * found.threads])
+    seconds: dict[str, float] = {**alone, "busy": sum(at_once) / len(at_once)}
+    seconds["task"] = min(_task_seconds(client, found.addresses) for _ in range(GRAPHS))
+    nbytes = min(BLOCK_NBYTES, found.memory // 64)
+    for prefix, senders in _links(found).items():
+        seconds[f"{prefix}byte"] = _byte_seconds(client, senders, nbytes)
+        pairs = [_message_seconds(client, senders, SMALL_BLOCKS) for _ in range(PAIRS)]
+        seconds[f"{prefix}message"] = median(pairs)
+    return seconds
+
+
+def _run(client: Any, calls: Iterable[tuple[str, Callable[[], Any]]]) -> list[Any]:
+    """Results of calls, each on the worker that is named, all at once."""
+    futures = [
+        client.submit(call, workers=[address], allow_other_workers=False, pure=False)
+        for address, call in calls
+    ]
+    return list(client.gather(futures))
+
+
+def _byte_seconds(client: Any, senders: Mapping[str, Sequence[str]], nbytes: int) -> float:
+    """Seconds a byte takes into one worker while every worker receives several blocks of one other."""
+    from distributed import wait
+
+    place = {"allow_other_workers": False, "pure": False}
+    holders = sorted({one for several in senders.values() for one in several})
+    blocks = {one: client.map(_block, [nbytes] * BLOCKS, workers=[one], **place) for one in holders}
+    wait([block for several in blocks.values() for block in several])
+    least = float("inf")
+    # each time from another worker, whose blocks are not yet here
+    for shift in range(min(SHIFTS, *map(len, senders.values()))):
+        start = perf_counter()
+        received = [
+            client.submit(_nbytes, *blocks[several[shift]], workers=[receiver], **place)
+            for receiver, several in senders.items()
+        ]
+        client.gather(received)
+        least = min(least, perf_counter() - start)
+    return least / (nbytes * BLOCKS)
+
+
+def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], count: int) -> float:
+    """Seconds that a small block of another worker takes longer than one of its own, of so many from each sender."""
+    holders = sorted({*senders, *(one for several in senders.values() for one in several[:SENDERS])})
+    blocks = {address: _scattered(client, address, count) for address in holders}
+    keys = {address: [block.key for block in several] for address, several in blocks.items()}
+    read = {receiver: [keys[one] for one in several[:SENDERS]] for receiver, several in senders.items()}
+    others = {receiver: list(zip(*several)) for receiver, several in read.items()}
+    own = {
+        receiver: [[keys[receiver][(task + n) % count] for n in range(len(several))] for task in range(count)]
+        for receiver, several in read.items()
+    }
+    without = _graph_seconds(client, own)
+    extra = _graph_seconds(client, others) - without
+    return extra / (count * max(map(len, read.values())))
+
+
+def _task_seconds(client: Any, addresses: Sequence[str]) -> float:
+    """Seconds that a task takes of a graph in which each reads a small block of its own worker."""
+    each = -(-TASKS // len(addresses))
+    blocks = {address: _scattered(client, address, 1) for address in addresses}
+    reads = {address: [[block.key]] * each for address, [block] in blocks.items()}
+    return _graph_seconds(client, reads) / ((each + 1) * len(addresses))
+
+
+def _scattered(client: Any, address: str, count: int) -> list[Any]:
+    """Futures of so many new small blocks on one worker."""
+    blocks = [np.full(128, float(number)) for number in range(count)]
+    return list(client.scatter(blocks, workers=[address], hash=False))
+
+
+def _graph_seconds(client: Any, reads: Reads) -> float:
+    """Seconds of a graph whose tasks read blocks, each worker's own tasks and one that adds up what they give."""
+    from dask._task_spec import Task, TaskRef
+    from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+    layers, ends = {}, []
+    for address, tasks in reads.items():
+        name, end = (f"{what}-{uuid4().hex}" for what in ("read", "total"))
+        layer: dict[Any, Any] = {
+            (name, number): Task((name, number), _total, *map(TaskRef, keys))
+            for number, keys in enumerate(tasks)
+        }
+        layer[end] = Task(end, _total, *map(TaskRef, layer))
+        place = {"workers": [address], "allow_other_workers": False}
+        layers[name] = MaterializedLayer(layer, annotations=place)
+        ends.append(end)
+    graph = HighLevelGraph(layers, {name: set() for name in layers})
+    start = perf_counter()
+    client.get(graph, ends)
+    return perf_counter() - start
+
+
+# figures
+
+
+def _typical(name: str, values: Sequence[float]) -> float:
+    """The least seconds of all repeats; of messages the median.
+
+    The least of differences would be the one whose lesser half was disturbed.
+    """
+    return median(values) if name.endswith("message") else min(values)
+
+
+def _figures(seconds: Seconds) -> dict[str, float]:
+    """What the formulas need, from how long the work took."""
+    figures = {
+        "flops": SIDE**3 / seconds["large"],
+        "task_overhead": seconds["task"],
+        "memory_bandwidth": 1 / seconds["stream"],
+        "contention": max(seconds["busy"] / seconds["large"], 1.0),
+    }
+    for prefix in ("", "local_"):
+        if f"{prefix}byte" in seconds:
+            figures[f"{prefix}bandwidth"] = 1 / seconds[f"{prefix}byte"]
+            figures[f"{prefix}latency"] = max(seconds[f"{prefix}message"], 0.0)
+    tiles = {side: seconds[f"tile {side}"] for side in SMALL_SIDES}
+    figures["small_tile"] = _small_tile(tiles, figures["flops"], figures["memory_bandwidth"])
+    for dtype in DTYPES[1:]:
+        figures[f"{dtype} speed"] = seconds["float64"] / seconds[dtype]
+    return figures
+
+
+def _small_tile(seconds: Mapping[int, float], flops: float, memory_bandwidth: float) -> int:
+    """Multiply-adds that a product costs besides its own, from the seconds of products of several sides.
+
+    Fits ``(side**3 + s) / flops + 24 * side**2 / memory_bandwidth``, what `Topology.compute_seconds` charges for three
+    matrices of doubles, with the least relative errors.
+
+    >>> _small_tile({100: 1.5e-3 + 2.4e-5, 200: 8.5e-3 + 9.6e-5}, flops=1e9, memory_bandwidth=1e10)
+    500000
+    """
+    weights = {side: 1 / taken**2 for side, taken in seconds.items()}
+    rest = {side: flops * (seconds[side] - 24 * side**2 / memory_bandwidth) - side**3 for side in seconds}
+    mean = sum(weights[side] * rest[side] for side in seconds) / sum(weights.values())
+    return max(round(mean), 0)
+
+
+def _with_figures(found: Topology, figures: Mapping[str, float]) -> Topology:
+    """The topology with what was measured in place of what was assumed."""
+    named = {item.name: figures[item.name] for item in fields(Topology) if item.name in figures}
+    speeds = dict(found.speeds) | {
+        name: figures[f"{name} speed"] for name, _ in found.speeds if f"{name} speed" in figures
+    }
+    return replace(found, **named, speeds=tuple(sorted(speeds.items())))  # type: ignore[arg-type]
+
+
+def _spread(values: Sequence[float], more_is_better: bool) -> float:
+    """How far the worst is from the best, as a share of the best.
+
+    >>> _spread([4.0, 3.0], more_is_better=True), _spread([4.0, 3.0], more_is_better=False)
+    (0.25, 0.3333333333333333)
+    """
+    best, worst = max(values), min(values)
+    if not more_is_better:
+        best, worst = worst, best
+    if best == worst:
+        return 0.0
+    return abs(worst - best) / best if best else float("inf")
+
+
+# what runs on a worker
+
+
+def _alone(nbytes: int) -> dict[str, float]:
+    """Seconds of what is measured on one thread while all others rest, by piece of work."""
+    large = np.ones((SIDE, SIDE))
+    seconds = {"large": _least_seconds(partial(np.matmul, large, large), 3)}
+    for dtype in DTYPES:
+        matrix = np.ones((TYPED_SIDE, TYPED_SIDE), dtype)
+        seconds[dtype] = _least_seconds(partial(np.matmul, matrix, matrix), 2)
+    for side in SMALL_SIDES:
+        seconds[f"tile {side}"] = _least_seconds(partial(_tiles, side, 8), 8) / 8
+    vector = np.ones(max(nbytes // 8, 1))
+    seconds["stream"] = _least_seconds(partial(np.add, vector, vector.copy()), 3) / (3 * vector.nbytes)
+    return seconds
+
+
+def _least_seconds(call: Callable[[], Any], times: int) -> float:
+    """Of so many calls."""
+    least = float("inf")
+    for _ in range(times):
+        start = perf_counter()
+        call()
+        least = min(least, perf_counter() - start)
+    return least
+
+
+def _tiles(side: int, count: int) -> None:
+    """Multiply small matrices as a plan's tile does."""
+    lengths = tuple((label, side) for label in "ijk")
+    piece = ((side,), (side,))
+    operands = (("i", "j"), ("j", "k"))
+    tile = Join("ij,jk->ik", operands, ("i", "k"), lengths, (piece, piece), Contraction("float64"))
+    matrix = np.ones((side, side))
+    for _ in range(count):
+        tile(matrix, matrix)
+
+
+def _busy(seconds: float) -> float:
+    """Seconds of a large product while it is repeated for so long."""
+    matrix = np.ones((SIDE, SIDE))
+    start, count = perf_counter(), 0
+    while perf_counter() < start + seconds:
+        np.matmul(matrix, matrix)
+        count += 1
+    return (perf_counter() - start) / count
+
+
+def _block(nbytes: int) -> np.ndarray:
+    """So many bytes that no compression makes fewer: it does not look so far back as where they repeat."""
+    page = np.frombuffer(np.random.default_rng().bytes(1 << 20), np.uint8)
+    return np.resize(page, nbytes)
+
+
+def _nbytes(*blocks: np.ndarray) -> int:
+    """Bytes of all blocks."""
+    return sum(block.nbytes for block in blocks)
+
+
+def _total(*blocks: Any) -> float:
+    """The sum of one element of each block."""
+    return float(sum(np.ravel(block)[0] for block in blocks))
