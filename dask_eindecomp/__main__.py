@@ -61,6 +61,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from distributed import Client
 
     from dask_eindecomp.calibration import calibration
+    from dask_eindecomp.topology import TopologyError
 
     if options.out is not None and not options.out.parent.is_dir():
         print(f"cannot write {options.out}: there is no folder {options.out.parent}", file=sys.stderr)
@@ -73,7 +74,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     with client:
         try:
             measured = calibration(client, repeats=options.repeats)
-        except ValueError as error:
+        except TopologyError as error:
             print(error, file=sys.stderr)
             return 2
     text = measured.topology.to_json()

@@ -58,9 +58,9 @@ SMALL_BLOCKS = 8
 """Small blocks that a worker receives from each sender."""
 SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
-PAIRS = 3
+PAIRS = 2
 """Comparisons of others' small blocks with own ones in each repeat; short ones are less often disturbed."""
-TASKS = 200
+TASKS = 150
 """Tasks of a graph: many, so that the time to send it and to hear of its end does not count."""
 GRAPHS = 2
 """Such graphs in each repeat."""
@@ -267,7 +267,8 @@ def _byte_seconds(client: Any, senders: Mapping[str, Sequence[str]], nbytes: int
     place = {"allow_other_workers": False, "pure": False}
     holders = sorted({one for several in senders.values() for one in several})
     blocks = {one: client.map(_block, [nbytes] * BLOCKS, workers=[one], **place) for one in holders}
-    wait([block for several in blocks.values() for block in several])
+    with client.as_current():  # wait knows no other
+        wait([block for several in blocks.values() for block in several])
     least = float("inf")
     # each time from another worker, whose blocks are not yet here
     for shift in range(min(SHIFTS, *map(len, senders.values()))):

@@ -32,7 +32,7 @@ from dask_eindecomp.plan import Plan
 from dask_eindecomp.pricing import OBJECTIVES, Pricing, price
 from dask_eindecomp.topology import Topology
 
-__all__ = ["BudgetError", "DecomposeError", "PlanningTimeout", "decompose", "price"]
+__all__ = ["BudgetError", "DecomposeError", "PlanningTimeout", "decompose"]
 
 ROUNDS = 12
 """Most times a plan that breaks a limit is made anew."""

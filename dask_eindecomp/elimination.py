@@ -9,7 +9,7 @@ all edges of a variable see alike form one *class*, of which the cheapest stands
 layers of a model, are joined once: tables are known by identity, and so is what was made of them.
 
 Where a joint table would pass ``WORK_CAP``, values are dropped, and what the optimum costs at least is found by
-eliminating each table of such a variable by itself (mini-buckets; Dechter and Rish, J. ACM 50(2), 2003).
+eliminating the tables of such a variable in groups (mini-buckets; Dechter and Rish, J. ACM 50(2), 2003).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Elimination:
 
     def run(self) -> tuple[float, dict[str, int]] | None:
         """Eliminate and walk back: the least cost and a choice that has it; None if a table passes the cap."""
-        queue = [(self.work(name), 0, self.place[name], name) for name in self.alone]
+        queue = [(self.work(name, mine), 0, self.place[name], name) for name, mine in self.touching.items()]
         heapify(queue)
         left = set(self.alone)
         while left:
@@ -160,7 +160,8 @@ class _Elimination:
                 raise Late
             left.discard(name)
             for other in self.eliminate(name, work > WORK_CAP):
-                heappush(queue, (self.work(other), self.age[other], self.place[other], other))
+                work_left = self.work(other, self.touching[other])
+                heappush(queue, (work_left, self.age[other], self.place[other], other))
         return self.constant, {} if self.relaxed else self.walk_back()
 
     def joint(self, name: str, factors: Sequence[Factor]) -> tuple[Classes, int]:
@@ -181,11 +182,11 @@ class _Elimination:
             self.memo[key] = (classes, int(classes.max()) + 1)
         return self.memo[key]  # type: ignore[no-any-return]
 
-    def work(self, name: str) -> tuple[float, int]:
-        """How much larger tables get when a variable is eliminated, and how many sums that takes at most."""
+    def work(self, name: str, factors: Sequence[Factor]) -> tuple[float, int]:
+        """How much larger tables get when a variable goes from some factors, and how many sums that takes at most."""
         seen: dict[tuple[str, int], int] = {}
         sizes = 0
-        for factor in self.touching[name]:
+        for factor in factors:
             sizes += factor.table.size
             for one, classes, size in zip(factor.scope, factor.classes, factor.table.shape):
                 seen[one, id(classes)] = size
@@ -205,13 +206,25 @@ class _Elimination:
             for other in changed:
                 if other in factor.scope:
                     self.touching[other].remove(factor)
-        groups = [[factor] for factor in mine] if split else [mine]
+        groups = self.buckets(name, mine) if split else [mine]
         for number, group in enumerate(groups):
             # only one of several groups may count what the variable costs by itself
             self.put(name, group, costs if number == 0 else np.zeros_like(costs))
         for other in changed:
             self.age[other] = self.age[other] + 1
         return changed
+
+    def buckets(self, name: str, factors: Sequence[Factor]) -> list[list[Factor]]:
+        """The factors of a variable in groups that are within the cap, or single where even that is not."""
+        groups: list[list[Factor]] = []
+        for factor in factors:
+            for group in groups:
+                if self.work(name, [*group, factor])[1] <= WORK_CAP:
+                    group.append(factor)
+                    break
+            else:
+                groups.append([factor])
+        return groups
 
     def put(self, name: str, group: list[Factor], costs: Table) -> None:
         """Add the least over a variable of some factors to what is left."""

@@ -1,0 +1,155 @@
+"""Whether plans take as long as predicted: random plans, predicted against measured seconds, on worker processes.
+
+Calibrates the cluster, draws plans at random (any candidate for every expression), and runs them in random order, the
+planner's own among them, several passes.  Prints for every problem the rank correlation (Spearman) of predicted and
+measured seconds, and how the planner's choice compares with the fastest of the random ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster, wait
+from scipy.stats import spearmanr
+
+from benchmarks.problems import GALLERY, Problem
+from dask_eindecomp import EinDecomp, Topology, calibrate
+from dask_eindecomp.candidates import Budget, space_of, tile_counts, usual_cuts
+from dask_eindecomp.graph import EinGraph
+from dask_eindecomp.hook import apply
+from dask_eindecomp.partition import Partition
+from dask_eindecomp.pricing import price
+
+PROBLEMS = ("chain_square", "chain_skewed", "attention", "mttkrp", "ffnn_step")
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "mttkrp": {"X": (448, 448, 448), "B": (448, 64), "C": (448, 64)},
+}
+"""Shapes of problems whose medium size takes less than half a second."""
+
+
+def persisted(client: Client, problem: Problem, seed: int = 0) -> dict[str, da.Array]:
+    """The inputs in a user's chunks, blocks in row-major runs spread evenly over the workers."""
+    shapes = SIZES.get(problem.name) or problem.input_shapes("medium")
+    addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    arrays = {}
+    for number, (name, shape) in enumerate(sorted(shapes.items())):
+        chunks = problem._cut({name: shape}, 4)[name]
+        scale = shape[0] ** -0.5 if name in problem.weights else 1.0
+        places = list(product(*(range(len(axis)) for axis in chunks)))
+        blocks = {}
+        for n, place in enumerate(places):
+            owner = addresses[n * len(addresses) // len(places)]
+            lengths = tuple(axis[i] for axis, i in zip(chunks, place))
+            key = (f"{name}-{problem.name}", *place)
+            blocks[key] = client.submit(block, (seed, number, n), lengths, scale, key=key, workers=[owner])
+        wait(list(blocks.values()))
+        arrays[name] = da.Array(blocks, f"{name}-{problem.name}", chunks, dtype="float64")
+    return arrays
+
+
+def block(seed: tuple[int, ...], shape: tuple[int, ...], scale: float) -> np.ndarray:
+    """Normally distributed values."""
+    return np.random.default_rng(seed).normal(scale=scale, size=shape)
+
+
+def random_partitions(graph: EinGraph, topology: Topology, draw: random.Random) -> dict[str, Partition]:
+    """Any candidate for every expression: first a number of tiles, then one of its partitions."""
+    usual = usual_cuts(graph)
+    chosen = {}
+    for node in graph.nodes.values():
+        count = draw.choice(tile_counts(topology.slots))
+        space = space_of(graph, node, [count], topology, Budget(), usual, divide=False, with_came=False)
+        chosen[node.name] = space.partition(draw.randrange(len(space)))
+    return chosen
+
+
+class Run:
+    """One problem on a cluster, ready to run by any plan."""
+
+    def __init__(self, client: Client, problem: Problem, topology: Topology) -> None:
+        self.client = client
+        self.inputs = persisted(client, problem)
+        self.results = problem.expression(**self.inputs)
+        hook = EinDecomp(force=True, topology=topology)
+        self.dsk = dask.highlevelgraph.HighLevelGraph.merge(*(one.dask for one in self.results))
+        self.keys = [one.__dask_keys__() for one in self.results]
+        self.lifted, self.graph, self.plan = hook.plan(self.dsk, self.keys)
+
+    def seconds(self, partitions: Mapping[str, Partition]) -> float:
+        """Seconds until the results lie on the workers."""
+        plan = price(self.graph, partitions, Topology())
+        dsk = apply(self.dsk, self.keys, self.lifted, self.graph, plan)
+        arrays = [da.Array(dsk, one.name, one.chunks, meta=one._meta) for one in self.results]
+        started = time.perf_counter()
+        held = dask.persist(*arrays, optimize_graph=False)
+        wait(held)
+        took = time.perf_counter() - started
+        del held, arrays, dsk
+        self.client.run(lambda: None)  # the release has reached every worker
+        return took
+
+
+def compare(client: Client, problem: Problem, topology: Topology, options: argparse.Namespace) -> None:
+    """Run one problem by random plans and by the planner's, and print a line."""
+    run = Run(client, problem, topology)
+    draw = random.Random(options.seed)
+    plans = [random_partitions(run.graph, topology, draw) for _ in range(options.plans)]
+    plans.append(dict(run.plan.partitions))
+    predicted = [price(run.graph, one, topology).seconds for one in plans]
+    measured: list[list[float]] = [[] for _ in plans]
+    run.seconds(plans[-1])
+    for _ in range(options.passes):
+        order = list(range(len(plans)))
+        draw.shuffle(order)
+        for number in order:
+            measured[number].append(run.seconds(plans[number]))
+    medians = list(map(statistics.median, measured))
+    if options.verbose:
+        for number in sorted(range(len(plans)), key=lambda n: medians[n]):
+            mine = price(run.graph, plans[number], topology).traffic
+            print(
+                f"  {'planner' if number == len(plans) - 1 else number:>8} predicted {predicted[number]:7.2f} "
+                f"measured {medians[number]:7.2f}  {mine.tasks:6} tasks {mine.nbytes / 1e6:8.0f} MB"
+            )
+    rank = spearmanr(predicted[:-1], medians[:-1]).statistic
+    print(
+        f"{problem.name:14} Spearman {rank:5.2f}  fastest of {options.plans} {min(medians[:-1]):6.2f} s  "
+        f"planner {medians[-1]:6.2f} s, predicted {predicted[-1]:6.2f} s  ratio to the fastest "
+        f"{medians[-1] / min(medians[:-1]):5.2f}  measured from {min(medians):.2f} to {max(medians):.2f} s",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Compare every problem asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=PROBLEMS)
+    parser.add_argument("--plans", type=int, default=30)
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--topology", help="file with calibrated figures; measured if there is none")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    blas = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    with (
+        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None, env=blas) as cluster,
+        Client(cluster) as client,
+    ):
+        topology = Topology.load(options.topology) if options.topology else calibrate(client)
+        print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
+        for name in options.problems:
+            compare(client, GALLERY[name], topology, options)
+
+
+if __name__ == "__main__":
+    main()
