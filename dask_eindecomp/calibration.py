@@ -53,17 +53,15 @@ BLOCK_NBYTES = 16 << 20
 BLOCKS = 3
 """Blocks that a worker receives at once: as many as Dask packs into one message."""
 SHIFTS = 2
-"""Other workers at most to which the same blocks go, one after the other."""
+"""Times that such blocks are sent in each repeat; the second ones go to memory that the first ones left."""
 SMALL_BLOCKS = 8
 """Small blocks that a worker receives from each sender."""
 SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
 PAIRS = 2
 """Comparisons of others' small blocks with own ones in each repeat; short ones are less often disturbed."""
-TASKS = 150
+TASKS = 200
 """Tasks of a graph: many, so that the time to send it and to hear of its end does not count."""
-GRAPHS = 2
-"""Such graphs in each repeat."""
 
 RATES = {"flops", "bandwidth", "local_bandwidth", "memory_bandwidth", *(f"{name} speed" for name in DTYPES)}
 """Figures of which more is better."""
@@ -242,10 +240,10 @@ def _repeat(client: Any, found: Topology) -> Seconds:
     [alone] = _run(client, [(first, partial(_alone, nbytes))])
     at_once = _run(client, [(address, partial(_busy, BUSY)) for address in found.addresses * found.threads])
     seconds: dict[str, float] = {**alone, "busy": sum(at_once) / len(at_once)}
-    seconds["task"] = min(_task_seconds(client, found.addresses) for _ in range(GRAPHS))
+    seconds["task"] = _task_seconds(client, found.addresses)
     nbytes = min(BLOCK_NBYTES, found.memory // 64)
     for prefix, senders in _links(found).items():
-        seconds[f"{prefix}byte"] = _byte_seconds(client, senders, nbytes)
+        seconds[f"{prefix}byte"] = min(_byte_seconds(client, senders, nbytes) for _ in range(SHIFTS))
         pairs = [_message_seconds(client, senders, SMALL_BLOCKS) for _ in range(PAIRS)]
         seconds[f"{prefix}message"] = median(pairs)
     return seconds
@@ -265,21 +263,18 @@ def _byte_seconds(client: Any, senders: Mapping[str, Sequence[str]], nbytes: int
     from distributed import wait
 
     place = {"allow_other_workers": False, "pure": False}
-    holders = sorted({one for several in senders.values() for one in several})
-    blocks = {one: client.map(_block, [nbytes] * BLOCKS, workers=[one], **place) for one in holders}
+    blocks = {
+        receiver: client.map(_block, [nbytes] * BLOCKS, workers=[sender], **place)
+        for receiver, (sender, *_) in senders.items()
+    }
     with client.as_current():  # wait knows no other
         wait([block for several in blocks.values() for block in several])
-    least = float("inf")
-    # each time from another worker, whose blocks are not yet here
-    for shift in range(min(SHIFTS, *map(len, senders.values()))):
-        start = perf_counter()
-        received = [
-            client.submit(_nbytes, *blocks[several[shift]], workers=[receiver], **place)
-            for receiver, several in senders.items()
-        ]
-        client.gather(received)
-        least = min(least, perf_counter() - start)
-    return least / (nbytes * BLOCKS)
+    start = perf_counter()
+    received = [
+        client.submit(_nbytes, *several, workers=[receiver], **place) for receiver, several in blocks.items()
+    ]
+    client.gather(received)
+    return (perf_counter() - start) / (nbytes * BLOCKS)
 
 
 def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], count: int) -> float:

@@ -37,6 +37,10 @@ MANY = 150
 """Candidates of one expression beyond which numbers of tiles that do not suit it are left out."""
 
 
+MOST_TILES = 1 << 20
+"""Tiles of one expression beyond which nothing that fits a budget is looked for."""
+
+
 class BudgetError(ValueError):
     """No partition keeps within what the user allows; says what would."""
 
@@ -178,19 +182,19 @@ def space_of(
     rows = np.unique(rows, axis=0) if len(counts) > 1 else rows
     came = tuple(chunks for _, chunks in node.came) if with_came else ()
     space = Space.of_parts(extents, rows, usual, came)
-    count, most = max(counts), prod(max(extent, 1) for extent in extents.values())
+    count, most = max(counts), min(prod(max(extent, 1) for extent in extents.values()), MOST_TILES)
+    tried = []
     while True:
+        tried.append(space)
         fits = _fits(graph, node, space, topology, budget)
         if fits.all():
-            break
+            return space
         if fits.any():
-            space = space.picked(np.flatnonzero(fits))
-            break
+            return space.picked(np.flatnonzero(fits))
         if count >= most:
-            raise BudgetError(_misfit(graph, node, space, topology, budget))
+            raise BudgetError(_misfit(graph, node, tried, topology, budget))
         count *= 2
         space = Space.of_parts(extents, viable_rows(tuple(extents.values()), count, divide), usual)
-    return space
 
 
 def _fits(
@@ -215,16 +219,16 @@ def _block(node: Node, space: Space) -> Any:
     return prod(lengths, start=np.full(len(space), float(np.dtype(node.dtype).itemsize)))
 
 
-def _misfit(graph: EinGraph, node: Node, space: Space, topology: Topology, budget: Budget) -> str:
+def _misfit(graph: EinGraph, node: Node, tried: list[Space], topology: Topology, budget: Budget) -> str:
     """Which expression does not fit, how much it needs at least, and what would make it fit."""
     title = f"{node.title or node.name} ({node.expression.einsum})"
-    if budget.block is not None and (_block(node, space) > budget.block).all():
-        least = int(_block(node, space).min())
+    least = min(int(_block(node, space).min()) for space in tried)
+    if budget.block is not None and least > budget.block:
         return (
             f"{title} has a block of {least:,} bytes even when it is cut most finely, but max-block-bytes is "
             f"{budget.block:,}; expected {least:,} or more"
         )
-    least = int(np.min(memory.held(graph, node, space.parts, topology).total))
+    least = min(int(np.min(memory.held(graph, node, space.parts, topology).total)) for space in tried)
     return (
         f"{title} needs {least:,} bytes on each of {topology.workers} workers, but may have {budget.memory:,}; "
         f"a memory limit of {least:,} bytes or more workers would do"

@@ -141,9 +141,7 @@ def join_traffic(
     nbytes = messages = crossing = 0
     for labels, itemsize in zip(expression.operands, itemsizes):
         distinct = tuple(dict.fromkeys(labels))  # a diagonal's tiles off it are never read
-        copies = prod(parts[label] for label in expression.labels if label not in labels) - 1
-        if workers is not None:
-            copies = at_most(copies, workers - 1)
+        copies = further_copies(expression, labels, parts, workers)
         size = prod(extents[label] for label in distinct) * itemsize
         nbytes += size * copies
         messages += prod(parts[label] for label in distinct) * copies
@@ -151,6 +149,18 @@ def join_traffic(
             crossing += size * (copies // -(-workers // hosts))
     tasks = prod(parts.values())
     return Traffic(nbytes, messages, prod(extents.values()), tasks, crossing=crossing)
+
+
+def further_copies(
+    expression: Expression, labels: Labels, parts: Mapping[str, Any], workers: int | None = None
+) -> Any:
+    """Copies of each tile of an operand that are needed beyond the first: one for each cut of a label it lacks.
+
+    >>> further_copies(Expression.parse("ij,jk->ik"), ("i", "j"), {"i": 2, "j": 2, "k": 3})
+    2
+    """
+    copies = prod(parts[label] for label in expression.labels if label not in labels) - 1
+    return copies if workers is None else at_most(copies, workers - 1)
 
 
 def aggregate_traffic(

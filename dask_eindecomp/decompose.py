@@ -29,7 +29,7 @@ from dask_eindecomp.elimination import Factor, Late, Table, gap_of, minimise
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.partition import Chunks
 from dask_eindecomp.plan import Plan
-from dask_eindecomp.pricing import OBJECTIVES, Pricing, price
+from dask_eindecomp.pricing import OBJECTIVES, Pricing, price, received
 from dask_eindecomp.topology import Topology
 
 __all__ = ["BudgetError", "DecomposeError", "PlanningTimeout", "decompose"]
@@ -289,7 +289,9 @@ class _Planner:
         """For each expression that holds something at the peak of a plan the bytes that each candidate holds."""
         highest, at = -1, ""
         there: dict[str, int] = {}
-        for name, total, here in memory.timeline(self.graph, solution.plan.partitions, self.topology):
+        partitions = solution.plan.partitions
+        arrived = received(self.graph, partitions, self.topology)
+        for name, total, here in memory.timeline(self.graph, partitions, self.topology, arrived):
             if total > highest:
                 highest, at, there = total, name, dict(here)
         for name, space in self.spaces.items():

@@ -22,7 +22,8 @@ import numpy as np
 
 from dask_eindecomp import cost
 from dask_eindecomp.cost import at_most
-from dask_eindecomp.graph import EinGraph, Node
+from dask_eindecomp.expression import Labels
+from dask_eindecomp.graph import EinGraph, Given, Node
 from dask_eindecomp.partition import Chunks, Partition
 from dask_eindecomp.topology import Topology
 
@@ -39,6 +40,8 @@ class Held:
     """Partial results, its own and those it gathers; none where no contracted label is cut."""
     result: Any
     """Its share of the result."""
+    running: Any
+    """The tiles of the result it computes at a time."""
 
     @property
     def total(self) -> Any:
@@ -52,7 +55,7 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
     >>> spec, rows = {"Z": ("ij,jk->ik", "A", "B")}, ((2, 2, 2, 2), (8,))
     >>> g = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"], chunks={"A": rows, "B": rows})
     >>> held(g, g.nodes["Z"], {"i": 4, "j": 1, "k": 1}, Topology(workers=4))
-    Held(operands=(128, 512), partials=0, result=128)
+    Held(operands=(128, 512), partials=0, result=128, running=128)
     """
     extents, expression = dict(node.extents), node.expression
     mine = -(-prod(parts.values()) // topology.workers)
@@ -63,10 +66,12 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
         left = -(-left // along[label])
     operands = []
     for labels, source in zip(expression.operands, node.inputs):
-        tile = cost.tile_nbytes(labels, extents, parts, graph.itemsize(source))
-        if source in graph.inputs and not graph.inputs[source].stays:
-            operands.append(tile * at_most(mine, topology.threads))
+        given = graph.inputs.get(source)
+        if given is not None and not given.stays:
+            read = _blocks_read(given, labels, extents, parts) * graph.itemsize(source)
+            operands.append(read * at_most(mine, topology.threads))
             continue
+        tile = cost.tile_nbytes(labels, extents, parts, graph.itemsize(source))
         gathered = tile * prod(along[label] for label in dict.fromkeys(labels))
         operands.append(at_most(gathered, graph.nbytes(source)))
     itemsize = np.dtype(node.dtype).itemsize
@@ -75,7 +80,20 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
     combined = prod(parts[label] for label in expression.contracted)
     results = -(-blocks // topology.workers)
     partials = (combined > 1) * tile * (mine + results * (combined - 1))
-    return Held(tuple(operands), partials, tile * results)
+    return Held(tuple(operands), partials, tile * results, tile * at_most(mine, topology.threads))
+
+
+def _blocks_read(given: Given, labels: Labels, extents: Mapping[str, int], parts: Mapping[str, Any]) -> Any:
+    """Elements of the blocks that one tile reads: blocks are made whole, however little of them is wanted."""
+    total: Any = 1
+    for axis, label in enumerate(labels):
+        length = -(-extents[label] // parts[label])
+        if given.chunks is not None:
+            # an end of the tile lies inside a block unless the cuts line up
+            inside = len(given.chunks[axis]) % parts[label] != 0
+            length = at_most(length + inside * max(given.chunks[axis], default=0), extents[label])
+        total = total * length
+    return total
 
 
 def _lesser(one: Any, other: Any) -> Any:
@@ -94,11 +112,15 @@ def share(chunks: Chunks, itemsize: int, workers: int) -> int:
 
 
 def timeline(
-    graph: EinGraph, partitions: Mapping[str, Partition], topology: Topology
+    graph: EinGraph,
+    partitions: Mapping[str, Partition],
+    topology: Topology,
+    received: Mapping[str, tuple[int, ...]],
 ) -> Iterator[tuple[str, int, Mapping[str, int]]]:
     """For every expression in order the bytes on the busiest worker while it runs, and how many of each tensor.
 
-    A tensor that is computed inside its reader's tasks is held by nobody.  The mapping is good until the next step.
+    ``received`` are the bytes of each operand that reach one worker for its tiles.  The mapping is good until the next
+    step.
     """
     inlined = {
         name
@@ -126,11 +148,16 @@ def timeline(
         if key not in known:
             known[key] = held(graph, node, mine.parts, topology)
         step = known[key]
-        for source, needed in zip(node.inputs, step.operands):
-            if source not in inlined and needed > here[source]:
-                total += needed - here[source]
-                here[source] = needed
-        owned[node.name] = 0 if node.name in inlined else step.result
+        for source, needed, copies in zip(node.inputs, step.operands, received[node.name]):
+            if source in inlined:
+                continue
+            made = source in graph.inputs and not graph.inputs[source].stays
+            now = needed if made else min(owned[source] + copies, graph.nbytes(source))
+            if now > here[source]:
+                total += now - here[source]
+                here[source] = now
+        # what is computed inside its reader's tasks exists for the tiles being computed
+        owned[node.name] = step.running if node.name in inlined else step.result
         here[node.name] = owned[node.name] + step.partials
         total += here[node.name]
         yield node.name, total, here

@@ -111,6 +111,18 @@ class Pricing:
             seconds += self.topology.copy_seconds(self.graph.nbytes(source), readers)
         return float(seconds)
 
+    def received(self, node: Node, partitions: Mapping[str, Partition]) -> tuple[int, ...]:
+        """Bytes of each operand that reach one worker for its tiles."""
+        mine, (extents, itemsizes, _) = partitions[node.name], self._sizes(node)
+        sharing = min(mine.tiles, self.topology.workers)
+        found = []
+        for labels, source, itemsize in zip(node.expression.operands, node.inputs, itemsizes):
+            copies = cost.further_copies(node.expression, labels, mine.parts, self.topology.workers)
+            nbytes = prod(extents[label] for label in dict.fromkeys(labels)) * itemsize * copies
+            nbytes += self.edge_traffic(source, partitions, mine.grid(labels)).nbytes
+            found.append(-(-nbytes // sharing))
+        return tuple(found)
+
     def produced(self, source: str, partitions: Mapping[str, Partition]) -> Chunks | None:
         """The chunks a tensor is in; None if it may be had in any."""
         given = self.graph.inputs.get(source)
@@ -267,15 +279,11 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
     """
     pricing = Pricing(graph, "seconds", topology)
     known: dict[object, Choice] = {}
-    peaks = {name: peak for name, peak, _ in timeline(graph, partitions, topology)}
+    arrived = received(graph, partitions, topology)
+    peaks = {name: peak for name, peak, _ in timeline(graph, partitions, topology, arrived)}
     choices = []
     for node in graph.nodes.values():
-        mine = partitions[node.name]
-        key = (
-            graph.kinds[node.name],
-            id(mine),
-            *(_edge_kind(pricing, partitions, node, one) for one in node.inputs),
-        )
+        key = _priced_alike(pricing, partitions, node)
         if key not in known:
             known[key] = _choice(pricing, partitions, node)
         choice = known[key]
@@ -302,6 +310,27 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
         delivery_seconds=delivery_seconds,
         left_alone=graph.left_alone,
     )
+
+
+def received(
+    graph: EinGraph, partitions: Mapping[str, Partition], topology: Topology
+) -> dict[str, tuple[int, ...]]:
+    """Bytes of each operand of every expression that reach one worker: slices it lacks, and copies beyond the first."""
+    pricing = Pricing(graph, "seconds", topology)
+    known: dict[object, tuple[int, ...]] = {}
+    found = {}
+    for node in graph.nodes.values():
+        key = _priced_alike(pricing, partitions, node)
+        if key not in known:
+            known[key] = pricing.received(node, partitions)
+        found[node.name] = known[key]
+    return found
+
+
+def _priced_alike(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -> tuple[object, ...]:
+    """What the price of an expression depends on: equal for the repeated layers of a model."""
+    edges = (_edge_kind(pricing, partitions, node, one) for one in node.inputs)
+    return (pricing.graph.kinds[node.name], id(partitions[node.name]), *edges)
 
 
 def _edge_kind(

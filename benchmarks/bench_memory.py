@@ -1,0 +1,103 @@
+"""Whether workers hold as much memory as predicted, and whether a limit is kept.
+
+Adds up two products of thin matrices on worker processes: plans without a limit, measures the peak of every worker
+above idle (inputs not yet there), then plans again with half of the predicted peak as the limit and measures that.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import dask
+import dask.array as da
+from distributed import Client, LocalCluster, wait
+
+from dask_eindecomp import EinDecomp, explain
+from dask_eindecomp.plan import Plan
+
+
+def start_of_peak() -> int:
+    """Resident bytes of this worker now; its peak counts from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak() -> int:
+    """Most resident bytes of this worker since the start."""
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
+
+
+def trim() -> None:
+    """Give freed memory back to the system."""
+    import ctypes
+
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def measured(client: Client, extent: int, inner: int, hook: EinDecomp) -> tuple[Plan, Mapping[str, int]]:
+    """The plan, and the peak of every worker above idle while it runs."""
+    client.run(trim)
+    idle = client.run(start_of_peak)
+    draw = da.random.default_rng(0)
+    shapes = {"A": (extent, inner), "B": (inner, extent), "C": (extent, inner), "D": (inner, extent)}
+    lazy = {name: draw.random(shape, chunks=tuple(n // 4 for n in shape)) for name, shape in shapes.items()}
+    held = dict(zip(lazy, dask.persist(*lazy.values())))
+    wait(list(held.values()))
+    result = held["A"] @ held["B"] + held["C"] @ held["D"]
+    plan = explain(result, hook=hook)
+    with dask.config.set(array_optimize=hook):
+        done = result.persist()
+        wait(done)
+    peaks = client.run(peak)
+    del done, held, lazy, result
+    client.run(lambda: None)
+    return plan, {address: peaks[address] - idle[address] for address in peaks}
+
+
+def report(title: str, plan: Plan, peaks: Mapping[str, int]) -> None:
+    """One line: predicted, measured on the worker that held most, and the ratio."""
+    predicted, most = plan.traffic.peak_nbytes, max(peaks.values())
+    tiles = ", ".join(str(choice.tiles) for choice in plan.choices)
+    print(
+        f"{title:14} predicted {predicted / 1e6:6.0f} MB  measured {most / 1e6:6.0f} MB  ratio {most / predicted:4.2f}"
+        f"  tiles {tiles}  {plan.verdict}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure without and with the limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--extent", type=int, default=12_000)
+    parser.add_argument("--inner", type=int, default=400)
+    options = parser.parse_args()
+    blas = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    with (
+        LocalCluster(
+            n_workers=4, threads_per_worker=1, memory_limit="4GiB", dashboard_address=None, env=blas
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        measured(client, 400, 100, EinDecomp(force=True))  # what is imported once is part of idle
+        free = EinDecomp(force=True)
+        plan, peaks = measured(client, options.extent, options.inner, free)
+        report("no limit", plan, peaks)
+        half = plan.traffic.peak_nbytes // 2
+        tight, peaks = measured(
+            client, options.extent, options.inner, EinDecomp(force=True, memory_limit=half)
+        )
+        report("half of that", tight, peaks)
+        print(
+            f"limit {half / 1e6:.0f} MB, kept: {max(peaks.values()) <= half}, plan changed: {tight != plan}"
+        )
+
+
+if __name__ == "__main__":
+    main()
