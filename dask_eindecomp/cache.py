@@ -74,11 +74,7 @@ class Plans:
         make
             Plans anew; what it raises is passed on and not remembered.
         """
-        try:
-            key = (canonical(lifted), settings)
-            hash(key)
-        except TypeError:  # a user's aggregate that cannot be compared
-            return make()
+        key = (canonical(lifted), settings)
         with self._lock:
             known = self._plans.get(key)
             if known is not None:

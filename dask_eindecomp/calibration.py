@@ -43,6 +43,9 @@ TYPED_SIDE = 512
 """Of the matrices that types are compared with; a complex product takes four times as long as one of doubles."""
 SMALL_SIDES = (64, 128)
 """Of the matrices of small products."""
+SMALL_PRODUCTS = 20
+TURNS = 3
+"""Of all that one thread does, in each repeat."""
 DTYPES = ("float64", "float32", "complex64", "complex128")
 """Element types BLAS has; the first is what the others are compared with."""
 BUSY = 0.3
@@ -401,38 +404,41 @@ def _spread(values: Sequence[float], more_is_better: bool) -> float:
 
 
 def _alone(nbytes: int) -> dict[str, float]:
-    """Seconds of what is measured on one thread while all others rest, by piece of work."""
+    """Seconds of what is measured on one thread while all others rest, by piece of work.
+
+    The pieces take turns, since a machine has slow moments that outlast any of them.
+    """
     large = np.ones((SIDE, SIDE))
-    seconds = {"large": _least_seconds(partial(np.matmul, large, large), 3)}
+    vector = np.ones(max(nbytes // 8, 1))
+    pieces: dict[str, Callable[[], float]] = {
+        "large": partial(_seconds, np.matmul, large, large),
+        "stream": partial(_seconds, np.add, vector, vector.copy()),
+    }
     for dtype in DTYPES:
         matrix = np.ones((TYPED_SIDE, TYPED_SIDE), dtype)
-        seconds[dtype] = _least_seconds(partial(np.matmul, matrix, matrix), 2)
+        pieces[dtype] = partial(_seconds, np.matmul, matrix, matrix)
     for side in SMALL_SIDES:
-        seconds[f"tile {side}"] = _least_seconds(partial(_tiles, side, 8), 8) / 8
-    vector = np.ones(max(nbytes // 8, 1))
-    seconds["stream"] = _least_seconds(partial(np.add, vector, vector.copy()), 3) / (3 * vector.nbytes)
-    return seconds
+        pieces[f"tile {side}"] = partial(_tile_seconds, side)
+    turns = [{name: piece() for name, piece in pieces.items()} for _ in range(TURNS)]
+    seconds = {name: min(turn[name] for turn in turns) for name in pieces}
+    return {**seconds, "stream": seconds["stream"] / (3 * vector.nbytes)}
 
 
-def _least_seconds(call: Callable[[], Any], times: int) -> float:
-    """Of so many calls."""
-    least = float("inf")
-    for _ in range(times):
-        start = perf_counter()
-        call()
-        least = min(least, perf_counter() - start)
-    return least
+def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
+    """Of one call."""
+    start = perf_counter()
+    function(*arguments)
+    return perf_counter() - start
 
 
-def _tiles(side: int, count: int) -> None:
-    """Multiply small matrices as a plan's tile does."""
+def _tile_seconds(side: int) -> float:
+    """Of a product of small matrices, computed as a plan's tile is; the least of several."""
     lengths = tuple((label, side) for label in "ijk")
     piece = ((side,), (side,))
     operands = (("i", "j"), ("j", "k"))
     tile = Join("ij,jk->ik", operands, ("i", "k"), lengths, (piece, piece), Contraction("float64"))
     matrix = np.ones((side, side))
-    for _ in range(count):
-        tile(matrix, matrix)
+    return min(_seconds(tile, matrix, matrix) for _ in range(SMALL_PRODUCTS))
 
 
 def _busy(seconds: float) -> float:

@@ -152,7 +152,9 @@ class EinGraph:
         dtype = np.dtype(dtype).name
         layouts = dict(chunks or {})
         given = {
-            name: Given(name, tuple(map(int, shape)), dtype, layouts.pop(name, None), stays=name in layouts)
+            name: Given(
+                name, tuple(map(int, shape)), dtype, layouts.pop(name, None), stays=name in (chunks or ())
+            )
             for name, shape in inputs.items()
         }
         if layouts:

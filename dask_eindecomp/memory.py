@@ -108,7 +108,7 @@ def share(chunks: Chunks, itemsize: int, workers: int) -> int:
     """
     blocks = prod(map(len, chunks))
     largest = prod(max(axis, default=0) for axis in chunks)
-    return -(-blocks // workers) * largest * itemsize
+    return min(-(-blocks // workers) * largest, prod(map(sum, chunks))) * itemsize
 
 
 def timeline(
