@@ -44,6 +44,7 @@ TYPED_SIDE = 512
 SMALL_SIDES = (64, 128)
 """Of the matrices of small products."""
 SMALL_PRODUCTS = 20
+"""Of each side in a turn."""
 TURNS = 3
 """Of all that one thread does, in each repeat."""
 DTYPES = ("float64", "float32", "complex64", "complex128")

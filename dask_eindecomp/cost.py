@@ -264,7 +264,7 @@ def nests(produced: Cut, consumed: Cut) -> bool:
     return set(boundaries(consumed)) <= set(boundaries(produced))
 
 
-def _overlaps(produced: Cut, consumed: Cut) -> np.ndarray:
+def overlaps(produced: Cut, consumed: Cut) -> np.ndarray:
     """Elements that each produced chunk shares with each consumed one, ``len(produced)`` by ``len(consumed)``."""
     one, two = np.array(boundaries(produced), dtype=np.int64), np.array(boundaries(consumed), dtype=np.int64)
     start = np.maximum(one[:-1, None], two[None, :-1])
@@ -362,7 +362,7 @@ def given_traffic(
     held = np.zeros((workers, tiles), dtype=np.float64)
     overlap: np.ndarray = np.ones((1, 1))
     for produced, wanted in zip(chunks, consumed):
-        overlap = np.kron(overlap, _overlaps(produced, wanted).astype(np.float64))
+        overlap = np.kron(overlap, overlaps(produced, wanted).astype(np.float64))
     np.add.at(held, np.array(spread(blocks, workers) if owners is None else owners), overlap)
     sizes = overlap.sum(axis=0)
     room = np.full(workers, -(-tiles // workers))

@@ -13,6 +13,7 @@ import sys
 import threading
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
+from itertools import product
 from typing import Any
 
 import dask
@@ -28,6 +29,7 @@ from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contraction, lift
 from dask_eindecomp.lower import lower
 from dask_eindecomp.partition import Partition
+from dask_eindecomp.place import place
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.pricing import price
 from dask_eindecomp.splice import splice
@@ -121,11 +123,12 @@ class EinDecomp:
 
         Arrays named in ``free`` need not keep their chunks; they leave under another name.
         """
+        topology = self.topology or find_topology(self.home, self._measured())
         lifted = lift(dsk, keys, self.array_types)
+        lifted = replace(lifted, graph=_owned(lifted.graph, topology, self.home))
         if free:
             lifted = replace(lifted, graph=_freed(dsk, lifted, free))
         graph = contract(lifted.graph)
-        topology = self.topology or find_topology(self.home, self._measured())
         limits = {
             "memory_limit": self.memory_limit,
             "max_block_bytes": setting("max-block-bytes", self.max_block_bytes),
@@ -190,9 +193,12 @@ eindecomp = EinDecomp()
 
 def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan: Plan) -> HighLevelGraph:
     """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser."""
-    lowered = lower(graph, plan.partitions)
+    topology = plan.topology
+    placed = 1 < topology.workers == len(topology.addresses)
+    lowered = lower(graph, plan.partitions, place(graph, plan.partitions, topology) if placed else None)
     outputs = [output.name for output in graph.outputs]
-    return splice(dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs)
+    workers = {key: topology.addresses[number] for key, number in lowered.workers.items()}
+    return splice(dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs, workers)
 
 
 def free_name(name: str) -> str:
@@ -277,6 +283,38 @@ def _workers_found(home: str | None) -> Topology:
             [(a, int(w["nthreads"]), int(w["memory_limit"] or 0)) for a, w in sorted(workers.items())]
         )
     return _of_this_process()
+
+
+def _owned(graph: EinGraph, topology: Topology, home: str | None) -> EinGraph:
+    """The graph with the owners of its persisted inputs, where the cluster says them all."""
+    numbers = {address: number for number, address in enumerate(topology.addresses)}
+    held = [one for one in graph.inputs.values() if one.stays and one.chunks is not None]
+    if not held or len(numbers) < 2:
+        return graph
+    keys = {
+        one.name: [(one.name, *at) for at in product(*map(range, map(len, one.chunks or ())))] for one in held
+    }
+    there = _who_has([key for mine in keys.values() for key in mine], home)
+    inputs = dict(graph.inputs)
+    for one in held:
+        holders = [[numbers[at] for at in there.get(key, ()) if at in numbers] for key in keys[one.name]]
+        if all(holders):
+            inputs[one.name] = replace(one, owners=tuple(map(min, holders)))
+    return replace(graph, inputs=inputs)
+
+
+def _who_has(keys: list[Any], home: str | None) -> dict[Any, list[str]]:
+    """Addresses of the workers that hold each block, as the cluster knows them where this is called."""
+    scheduler = _scheduler_here(home)
+    if scheduler is not None:
+        tasks = ((key, scheduler.tasks.get(key)) for key in keys)
+        return {
+            key: [str(one.address) for one in task.who_has or ()] for key, task in tasks if task is not None
+        }
+    client = _client_here()
+    if client is None:
+        return {}
+    return dict(client.sync(client.scheduler.who_has, keys=keys))
 
 
 def _home() -> str | None:

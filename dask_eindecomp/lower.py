@@ -20,6 +20,7 @@ from dask.base import tokenize
 from dask_eindecomp import kernels
 from dask_eindecomp.graph import EinGraph, Node, Output
 from dask_eindecomp.partition import Chunks, Cut, Partition, boundaries
+from dask_eindecomp.plan import Placement
 
 __all__ = ["Lowered", "lower"]
 
@@ -38,22 +39,30 @@ class Lowered:
     """Tasks by key, by layer."""
     reads: frozenset[Any]
     """Keys of given tensors that the layers read."""
+    workers: Mapping[Any, int]
+    """Number of the worker that a task is meant for, by key."""
 
 
-def lower(graph: EinGraph, partitions: Mapping[str, Partition]) -> Lowered:
-    """Write a plan as Dask layers.
+def lower(
+    graph: EinGraph, partitions: Mapping[str, Partition], placement: Placement | None = None
+) -> Lowered:
+    """Write a plan as Dask layers, tasks meant for the workers of a placement if there is one.
 
     Every internal key carries the plan in its token: two plans of one graph never share a key but those of the
     outputs, which keep the names they were promised.
     """
-    return _Lowering(graph, partitions).run()
+    return _Lowering(graph, partitions, placement).run()
 
 
 class _Lowering:
     """Layers written so far and where the blocks of each tensor are."""
 
-    def __init__(self, graph: EinGraph, partitions: Mapping[str, Partition]) -> None:
+    def __init__(
+        self, graph: EinGraph, partitions: Mapping[str, Partition], placement: Placement | None
+    ) -> None:
         self.graph = graph
+        self.placement = placement
+        self.workers: dict[Any, int] = {}
         self.partitions = partitions
         self.token = tokenize(
             [
@@ -81,7 +90,8 @@ class _Lowering:
             self.deliver(output)
             if output.chunks is None:
                 self.stand_alone(output.name)
-        return Lowered({name: tasks for name, tasks in self.layers.items() if tasks}, frozenset(self.reads))
+        layers = {name: tasks for name, tasks in self.layers.items() if tasks}
+        return Lowered(layers, frozenset(self.reads), self.workers)
 
     def layer(self, kind: str, title: str) -> tuple[str, dict[Any, GraphNode]]:
         """A layer by what it does and for which tensor."""
@@ -113,7 +123,9 @@ class _Lowering:
             place = dict(zip(expression.output, index))
             key = (target, *index)
             if not partial:
-                task = self.join(key, node, kernel, partition, place | dict.fromkeys(contracted, 0))
+                place |= dict.fromkeys(contracted, 0)
+                self.meant_for_tile(key, node, place)
+                task = self.join(key, node, kernel, partition, place)
                 if inline:
                     self.inlined[key] = task
                 else:
@@ -122,9 +134,23 @@ class _Lowering:
             keys = []
             for inner in product(*(range(parts[label]) for label in contracted)):
                 one = (join_name, *index, *inner)
-                joins[one] = self.join(one, node, kernel, partition, place | dict(zip(contracted, inner)))
+                there = place | dict(zip(contracted, inner))
+                self.meant_for_tile(one, node, there)
+                joins[one] = self.join(one, node, kernel, partition, there)
                 keys.append(one)
+            self.meant_for_block(key, node.name, index)
             self.aggregate(key, node, keys, tuple(parts[label] for label in contracted))
+
+    def meant_for_tile(self, key: Any, node: Node, place: Mapping[str, int]) -> None:
+        """Note the worker of a tile."""
+        if self.placement is not None:
+            at = tuple(place[label] for label in node.expression.labels)
+            self.workers[key] = int(self.placement.tiles[node.name][at])
+
+    def meant_for_block(self, key: Any, source: str, index: tuple[int, ...]) -> None:
+        """Note the worker that has a block."""
+        if self.placement is not None:
+            self.workers[key] = int(self.placement.blocks[source][index])
 
     def final_name(self, node: Node, grid: Chunks) -> str | None:
         """The promised name under which the tiles of a node can leave as they are."""
@@ -188,6 +214,7 @@ class _Lowering:
         cut_key = (name, *index, *(start for start, _ in bounds), *(stop for _, stop in bounds))
         if cut_key not in tasks:
             tasks[cut_key] = Task(cut_key, kernels.Cut(bounds), TaskRef(key))
+            self.meant_for_block(cut_key, source, index)
         return TaskRef(cut_key)
 
     def aggregate(self, key: Any, node: Node, keys: list[Any], shape: tuple[int, ...]) -> None:
@@ -204,6 +231,8 @@ class _Lowering:
             keys = [(name, *key[1:], level, number) for number in range(len(groups))]
             for one, group in zip(keys, groups):
                 tasks[one] = Task(one, kernel, List(*map(TaskRef, group)))
+                if group[0] in self.workers:
+                    self.workers[one] = self.workers[group[0]]
             level += 1
         tasks[key] = Task(key, kernels.Sum(node.dtype, node.finish), List(*map(TaskRef, keys)))
 
@@ -229,12 +258,14 @@ class _Lowering:
             key = (output.name, *index)
             pieces = [_pieces(chunks[axis], wanted[axis])[index[axis]] for axis in shape]
             if all(len(axis) == 1 for axis in pieces):
-                source = (self.names[output.source], *(axis[0][0] for axis in pieces))
+                block = tuple(axis[0][0] for axis in pieces)
+                source = (self.names[output.source], *block)
                 if all(axis[0][3] for axis in pieces):
                     tasks[key] = Alias(key, source)
                 else:
                     bounds = tuple((axis[0][1], axis[0][2]) for axis in pieces)
                     tasks[key] = Task(key, kernels.Cut(bounds), TaskRef(source))
+                    self.meant_for_block(key, output.source, block)
                 continue
             lengths = tuple(tuple(stop - start for _, start, stop, _ in axis) for axis in pieces)
             extents = tuple((label, sum(axis)) for label, axis in zip(labels, lengths))
@@ -242,6 +273,8 @@ class _Lowering:
                 "repartition", (labels,), labels, extents, (lengths,), kernels.Rearrange()
             )
             tasks[key] = Task(key, function, self.operand(output.source, pieces))
+            longest = [max(axis, key=lambda piece: piece[2] - piece[1]) for axis in pieces]
+            self.meant_for_block(key, output.source, tuple(piece[0] for piece in longest))
 
 
 def _step_kernel(node: Node, partial: bool) -> tuple[Any, Any, tuple[str, ...]]:

@@ -7,13 +7,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from dask_eindecomp.cost import Traffic
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.topology import Topology
 
-__all__ = ["Choice", "Plan"]
+__all__ = ["Choice", "Placement", "Plan", "Workers"]
 
 NOTHING = Traffic()
+
+Workers = npt.NDArray[np.int64]
+"""A worker's number for every tile or block, shaped like the grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,16 @@ class Choice:
     def traffic(self) -> Traffic:
         """Join, aggregate and repartition together."""
         return self.join + self.aggregate + self.repartition
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Owners of everything a plan computes."""
+
+    tiles: Mapping[str, Workers]
+    """For every expression the worker of each tile, an axis a label in the order of ``expression.labels``."""
+    blocks: Mapping[str, Workers]
+    """For every tensor the worker of each block."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -29,6 +29,7 @@ def splice(
     planned: Mapping[str, Tasks],
     reads: Iterable[Any],
     outputs: Iterable[str],
+    workers: Mapping[Any, str],
 ) -> HighLevelGraph:
     """One graph of planned layers and those that stay.
 
@@ -44,11 +45,16 @@ def splice(
         Keys of layers that stay which planned layers read.
     outputs
         Names of the arrays that planned layers give.
+    workers
+        Address of the worker that each planned task is meant for; another may run it if that one is busy or gone.
     """
     promised = set(outputs) & set(dsk.layers)
     wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
     staying = _staying(dsk, outside, [*wanted, *sorted(reads, key=str)], promised)
-    layers = {name: MaterializedLayer(tasks) for name, tasks in planned.items()}
+    layers = {
+        name: MaterializedLayer(tasks, annotations=_meant_for(tasks, workers))
+        for name, tasks in planned.items()
+    }
     token = tokenize(sorted(outside), sorted(planned))[:16]
     for (level, marks), tasks in _by_level(planned, staying).items():
         name = f"outside-{level}-{tokenize(token, level, marks)[:16]}"
@@ -59,6 +65,12 @@ def splice(
         for name, layer in layers.items()
     }
     return HighLevelGraph(layers, dependencies)
+
+
+def _meant_for(tasks: Tasks, workers: Mapping[Any, str]) -> dict[str, Any] | None:
+    """Annotations that put the tasks of a layer on their workers."""
+    places = {key: workers[key] for key in tasks if key in workers}
+    return {"workers": places.get, "allow_other_workers": True} if places else None
 
 
 def _name(key: Any) -> Any:

@@ -16,7 +16,7 @@ NOUNS = {
     "memory", "candidates", "pricing", "cache",
 }  # fmt: skip
 READERS = {"functions", "layers"}
-STAGES = {"lift", "contract", "decompose", "lower"}
+STAGES = {"lift", "contract", "decompose", "place", "lower"}
 EDGES = {"hook", "splice", "api", "__main__", "__init__", "demo", "minilm"}
 FREE = {"kernels", "config"}
 MEASURING = {"calibration"}
@@ -67,7 +67,7 @@ def test_a_stage_imports_nouns_readers_and_kernels(module: str) -> None:
     assert ours(module) <= NOUNS | readers | {"kernels"}
 
 
-@pytest.mark.parametrize("module", ["contract", "decompose", "kernels"])
+@pytest.mark.parametrize("module", ["contract", "decompose", "place", "kernels"])
 def test_these_do_without_dask(module: str) -> None:
     assert not {name.split(".")[0] for name, _ in imports(module)} & {"dask", "distributed"}
 
