@@ -87,7 +87,7 @@ class Run:
 
     def seconds(self, partitions: Mapping[str, Partition]) -> float:
         """Seconds until the results lie on the workers."""
-        plan = price(self.graph, partitions, Topology())
+        plan = price(self.graph, partitions, self.plan.topology)
         dsk = apply(self.dsk, self.keys, self.lifted, self.graph, plan)
         arrays = [da.Array(dsk, one.name, one.chunks, meta=one._meta) for one in self.results]
         started = time.perf_counter()

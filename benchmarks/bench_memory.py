@@ -1,7 +1,7 @@
 """Whether workers hold as much memory as predicted, and whether a limit is kept.
 
-Adds up two products of thin matrices on worker processes: plans without a limit, measures the peak of every worker
-above idle (inputs not yet there), then plans again with half of the predicted peak as the limit and measures that.
+Sums of exponentials of a product of thin matrices, which is large, on worker processes: plans without a limit, measures
+the peak of every worker above idle, then plans again with half of the predicted peak as the limit and measures that.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ def trim() -> None:
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def measured(client: Client, extent: int, inner: int, hook: EinDecomp) -> tuple[Plan, Mapping[str, int]]:
+def measured(client: Client, rows: int, hook: EinDecomp) -> tuple[Plan, Mapping[str, int]]:
     """The plan, and the peak of every worker above idle while it runs."""
     client.run(trim)
     idle = client.run(start_of_peak)
     draw = da.random.default_rng(0)
-    shapes = {"A": (extent, inner), "B": (inner, extent), "C": (extent, inner), "D": (inner, extent)}
-    lazy = {name: draw.random(shape, chunks=tuple(n // 4 for n in shape)) for name, shape in shapes.items()}
-    held = dict(zip(lazy, dask.persist(*lazy.values())))
-    wait(list(held.values()))
-    result = held["A"] @ held["B"] + held["C"] @ held["D"]
+    a, b = dask.persist(
+        draw.random((rows, 8), chunks=(rows // 4, 8)), draw.random((8, rows), chunks=(8, rows // 4))
+    )
+    wait([a, b])
+    result = da.exp(a @ b).sum(axis=1)
     plan = explain(result, hook=hook)
     with dask.config.set(array_optimize=hook):
         done = result.persist()
         wait(done)
     peaks = client.run(peak)
-    del done, held, lazy, result
+    del done, result, a, b
     client.run(lambda: None)
     return plan, {address: peaks[address] - idle[address] for address in peaks}
 
@@ -75,8 +75,7 @@ def report(title: str, plan: Plan, peaks: Mapping[str, int]) -> None:
 def main() -> None:
     """Measure without and with the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--extent", type=int, default=12_000)
-    parser.add_argument("--inner", type=int, default=400)
+    parser.add_argument("--rows", type=int, default=11_500)
     options = parser.parse_args()
     blas = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with (
@@ -85,14 +84,12 @@ def main() -> None:
         ) as cluster,
         Client(cluster) as client,
     ):
-        measured(client, 400, 100, EinDecomp(force=True))  # what is imported once is part of idle
+        measured(client, 400, EinDecomp(force=True))  # what is imported once is part of idle
         free = EinDecomp(force=True)
-        plan, peaks = measured(client, options.extent, options.inner, free)
+        plan, peaks = measured(client, options.rows, free)
         report("no limit", plan, peaks)
         half = plan.traffic.peak_nbytes // 2
-        tight, peaks = measured(
-            client, options.extent, options.inner, EinDecomp(force=True, memory_limit=half)
-        )
+        tight, peaks = measured(client, options.rows, EinDecomp(force=True, memory_limit=half))
         report("half of that", tight, peaks)
         print(
             f"limit {half / 1e6:.0f} MB, kept: {max(peaks.values()) <= half}, plan changed: {tight != plan}"

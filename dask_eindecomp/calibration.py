@@ -9,7 +9,7 @@ what is true of the machine but of no formula ends in the figure nearest to it. 
     every thread    large products at once         contention
     every worker    blocks of the next worker      bandwidth
                     small blocks of others         latency
-                    small blocks of its own        task_overhead
+                    a graph of many levels         task_overhead
 
 A disturbance hits one repeat; the best of all repeats counts, and how far the worst is from it is told as the spread.
 """
@@ -43,7 +43,7 @@ TYPED_SIDE = 512
 """Of the matrices that types are compared with; a complex product takes four times as long as one of doubles."""
 SMALL_SIDES = (64, 128)
 """Of the matrices of small products."""
-SMALL_PRODUCTS = 20
+SMALL_PRODUCTS = 50
 """Of each side in a turn."""
 TURNS = 3
 """Of all that one thread does, in each repeat."""
@@ -54,18 +54,20 @@ BUSY = 0.3
 VECTOR_NBYTES = 32 << 20
 """Longer than any cache."""
 BLOCK_NBYTES = 16 << 20
-BLOCKS = 3
-"""Blocks that a worker receives at once: as many as Dask packs into one message."""
+BLOCKS = 2
+"""Blocks that a worker receives at once: Dask packs no more than three into one message."""
 SHIFTS = 2
 """Times that such blocks are sent in each repeat; the second ones go to memory that the first ones left."""
 SMALL_BLOCKS = 8
 """Small blocks that a worker receives from each sender."""
 SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
-PAIRS = 2
-"""Comparisons of others' small blocks with own ones in each repeat; short ones are less often disturbed."""
-TASKS = 200
-"""Tasks of a graph: many, so that the time to send it and to hear of its end does not count."""
+PAIRS = 3
+"""Times that others' small blocks and own ones are read in turn in each repeat; short ones are less often disturbed."""
+LEVELS = 10
+"""Of a graph whose tasks read those of the level before, as a plan's do: waiting for them is part of what a task costs."""
+WIDTH = 5
+"""Tasks of a level for each worker: about what a plan has, two or so a thread and the slices between."""
 
 RATES = {"flops", "bandwidth", "local_bandwidth", "memory_bandwidth", *(f"{name} speed" for name in DTYPES)}
 """Figures of which more is better."""
@@ -234,7 +236,7 @@ def _warm_up(client: Any, found: Topology) -> None:
     """Load BLAS in every thread's process and open the connections between workers."""
     _run(client, [(address, partial(_busy, BUSY / 6)) for address in found.addresses * found.threads])
     for senders in _links(found).values():
-        _message_seconds(client, senders, count=2)
+        _message_seconds(client, senders, pairs=1)
 
 
 def _repeat(client: Any, found: Topology) -> Seconds:
@@ -248,8 +250,7 @@ def _repeat(client: Any, found: Topology) -> Seconds:
     nbytes = min(BLOCK_NBYTES, found.memory // 64)
     for prefix, senders in _links(found).items():
         seconds[f"{prefix}byte"] = min(_byte_seconds(client, senders, nbytes) for _ in range(SHIFTS))
-        pairs = [_message_seconds(client, senders, SMALL_BLOCKS) for _ in range(PAIRS)]
-        seconds[f"{prefix}message"] = median(pairs)
+        seconds[f"{prefix}message"] = _message_seconds(client, senders, PAIRS)
     return seconds
 
 
@@ -281,28 +282,48 @@ def _byte_seconds(client: Any, senders: Mapping[str, Sequence[str]], nbytes: int
     return (perf_counter() - start) / (nbytes * BLOCKS)
 
 
-def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], count: int) -> float:
-    """Seconds that a small block of another worker takes longer than one of its own, of so many from each sender."""
-    holders = sorted({*senders, *(one for several in senders.values() for one in several[:SENDERS])})
-    blocks = {address: _scattered(client, address, count) for address in holders}
-    keys = {address: [block.key for block in several] for address, several in blocks.items()}
-    read = {receiver: [keys[one] for one in several[:SENDERS]] for receiver, several in senders.items()}
-    others = {receiver: list(zip(*several)) for receiver, several in read.items()}
-    own = {
-        receiver: [[keys[receiver][(task + n) % count] for n in range(len(several))] for task in range(count)]
-        for receiver, several in read.items()
-    }
-    without = _graph_seconds(client, own)
-    extra = _graph_seconds(client, others) - without
-    return extra / (count * max(map(len, read.values())))
+def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], pairs: int) -> float:
+    """Seconds that a small block of another worker takes longer than one of its own."""
+    near = {receiver: several[:SENDERS] for receiver, several in senders.items()}
+    holders = sorted({*near, *(one for several in near.values() for one in several)})
+    blocks = {address: _scattered(client, address, SMALL_BLOCKS * pairs) for address in holders}
+    own, others = [], []
+    for pair in range(pairs):
+        keys = {address: [block.key for block in blocks[address][pair::pairs]] for address in holders}
+        # as many blocks for each task, one by one for each task another
+        turned = {
+            receiver: [keys[receiver][n:] + keys[receiver][:n] for n in range(len(several))]
+            for receiver, several in near.items()
+        }
+        own.append(_graph_seconds(client, {one: list(zip(*several)) for one, several in turned.items()}))
+        sent = {receiver: [keys[one] for one in several] for receiver, several in near.items()}
+        others.append(_graph_seconds(client, {one: list(zip(*several)) for one, several in sent.items()}))
+    return (median(others) - median(own)) / (SMALL_BLOCKS * max(map(len, near.values())))
 
 
 def _task_seconds(client: Any, addresses: Sequence[str]) -> float:
-    """Seconds that a task takes of a graph in which each reads a small block of its own worker."""
-    each = -(-TASKS // len(addresses))
-    blocks = {address: _scattered(client, address, 1) for address in addresses}
-    reads = {address: [[block.key]] * each for address, [block] in blocks.items()}
-    return _graph_seconds(client, reads) / ((each + 1) * len(addresses))
+    """Seconds that a task takes of a graph in which each reads two of its own worker's on the level before."""
+    from dask._task_spec import Task, TaskRef
+    from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+    layers, dependencies = {}, {}
+    ends, token = [], uuid4().hex
+    for address in addresses:
+        before = ""
+        for level in range(LEVELS):
+            name = f"level-{level}-{token}-{address}"
+            tasks: dict[Any, Any] = {}
+            for number in range(WIDTH):
+                reads = [(before, number), (before, (number + 1) % WIDTH)] if before else []
+                tasks[name, number] = Task((name, number), _made, *map(TaskRef, reads))
+            place = {"workers": [address], "allow_other_workers": False}
+            layers[name] = MaterializedLayer(tasks, annotations=place)
+            dependencies[name] = {before} if before else set()
+            before = name
+        ends += list(tasks)
+    start = perf_counter()
+    client.get(HighLevelGraph(layers, dependencies), ends)
+    return (perf_counter() - start) / (LEVELS * WIDTH * len(addresses))
 
 
 def _scattered(client: Any, address: str, count: int) -> list[Any]:
@@ -461,6 +482,11 @@ def _block(nbytes: int) -> np.ndarray:
 def _nbytes(*blocks: np.ndarray) -> int:
     """Bytes of all blocks."""
     return sum(block.nbytes for block in blocks)
+
+
+def _made(*blocks: np.ndarray) -> np.ndarray:
+    """A small block."""
+    return np.full(128, float(len(blocks)))
 
 
 def _total(*blocks: Any) -> float:

@@ -26,6 +26,7 @@ from dask_eindecomp.partition import Chunks, Cut, boundaries
 __all__ = [
     "Traffic",
     "aggregate_traffic",
+    "delivery_traffic",
     "given_traffic",
     "join_traffic",
     "kernel_nbytes",
@@ -321,6 +322,43 @@ def repartition_traffic(
         return Traffic()
     size = prod(sum(chunks) for chunks in produced)
     missing = size - stays(produced, consumed, workers)
+    outside = size - stays(produced, consumed, hosts)
+    tasks = repartition_tasks(produced, consumed)
+    return Traffic(
+        missing * itemsize, tasks if missing else 0, tasks=tasks, crossing=min(outside, missing) * itemsize
+    )
+
+
+@lru_cache(maxsize=65536)
+def axis_delivery(produced: Cut, consumed: Cut) -> int:
+    """Elements of one axis that are in place when each consumed chunk is put together where its longest piece is.
+
+    >>> axis_delivery((4, 4), (2, 2, 2, 2)), axis_delivery((2, 2, 2, 2), (8,))
+    (8, 2)
+    """
+    have, want = boundaries(produced), boundaries(consumed)
+    marks = np.unique([*have, *want])
+    which = np.searchsorted(want, marks[:-1], side="right") - 1
+    longest = np.zeros(len(consumed), dtype=np.int64)
+    np.maximum.at(longest, which, np.diff(marks))
+    return int(longest.sum())
+
+
+def delivery_traffic(
+    produced: Chunks, consumed: Chunks, itemsize: int, workers: int, hosts: int = 1
+) -> Traffic:
+    """What is shipped to put a result into other chunks, each block made where its largest piece lies.
+
+    Unlike tiles, blocks that leave need not be shared out evenly: a grid that is only cut finer moves nothing.
+
+    >>> rows, columns = ((2, 2, 2, 2), (8,)), ((8,), (2, 2, 2, 2))
+    >>> delivery_traffic(rows, ((1,) * 8, (8,)), 1, 4).nbytes, delivery_traffic(rows, columns, 1, 4).nbytes
+    (0, 48)
+    """
+    if produced == consumed:
+        return Traffic()
+    size = prod(sum(chunks) for chunks in produced)
+    missing = size - prod(axis_delivery(p, c) for p, c in zip(produced, consumed)) if workers > 1 else 0
     outside = size - stays(produced, consumed, hosts)
     tasks = repartition_tasks(produced, consumed)
     return Traffic(

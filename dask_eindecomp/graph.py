@@ -224,7 +224,12 @@ class EinGraph:
 
     def inlines(self, source: str, reader: str, partitions: Mapping[str, Partition]) -> bool:
         """Whether the tiles of ``source`` are computed inside those of its reader: one each, the same."""
-        if not self.may_inline(source, reader):
+        return self.may_inline(source, reader) and self.passes_on(source, reader, partitions)
+
+    def passes_on(self, source: str, reader: str, partitions: Mapping[str, Partition]) -> bool:
+        """Whether each tile of ``source`` is wanted by one tile of its only reader and by nothing else."""
+        leaves = any(output.source == source for output in self.outputs)
+        if source in self.inputs or leaves or len(self.readers[source]) != 1:
             return False
         theirs, mine = partitions[source], partitions[reader]
         wanted = mine.grid(self.nodes[reader].expression.operands[self.readers[source][0][1]])

@@ -7,6 +7,7 @@ the copies until nobody reads the tensor any more; so what is held grows and shr
     copies          ██████████             until the last reader is done
     results           ████████████         from their expression to the last reader, or to the end
     made            ██                     blocks that are read or created on demand: for the tiles being computed
+    passed on         ██                   tiles that one tile of another expression wants: until that is computed
 
 The tiles of one worker are a run of them in row-major order, contracted labels last.
 """
@@ -117,16 +118,13 @@ def timeline(
     topology: Topology,
     received: Mapping[str, tuple[int, ...]],
 ) -> Iterator[tuple[str, int, Mapping[str, int]]]:
-    """For every expression in order the bytes on the busiest worker while it runs, and how many of each tensor.
+    """For every expression, then every delivery, the bytes on the busiest worker meanwhile, and how many of each tensor.
 
     ``received`` are the bytes of each operand that reach one worker for its tiles.  The mapping is good until the next
     step.
     """
-    inlined = {
-        name
-        for name, found in graph.readers.items()
-        if len(found) == 1 and graph.inlines(name, found[0][0], partitions)
-    }
+    single = {name: found[0][0] for name, found in graph.readers.items() if len(found) == 1}
+    passing = {name for name, reader in single.items() if graph.passes_on(name, reader, partitions)}
     order = {name: number for number, name in enumerate(graph.nodes)}
     ending: dict[str, list[str]] = {}
     for name, found in graph.readers.items():
@@ -149,15 +147,15 @@ def timeline(
             known[key] = held(graph, node, mine.parts, topology)
         step = known[key]
         for source, needed, copies in zip(node.inputs, step.operands, received[node.name]):
-            if source in inlined:
+            if source in passing:
                 continue
             made = source in graph.inputs and not graph.inputs[source].stays
             now = needed if made else min(owned[source] + copies, graph.nbytes(source))
             if now > here[source]:
                 total += now - here[source]
                 here[source] = now
-        # what is computed inside its reader's tasks exists for the tiles being computed
-        owned[node.name] = step.running if node.name in inlined else step.result
+        # a tile that only one other wants is gone when that is computed, which comes right after it
+        owned[node.name] = step.running if node.name in passing else step.result
         here[node.name] = owned[node.name] + step.partials
         total += here[node.name]
         yield node.name, total, here
@@ -171,3 +169,9 @@ def timeline(
             left = owned[name] if name in stays else 0  # copies go, and what nobody reads any more
             total -= here[name] - left
             here[name] = left
+    for output in graph.outputs:
+        if output.source in graph.nodes and output.chunks is not None:
+            node = graph.nodes[output.source]
+            if partitions[node.name].grid(node.expression.output) != output.chunks:
+                total += owned[node.name]
+                yield output.name, total, here

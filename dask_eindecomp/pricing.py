@@ -163,14 +163,28 @@ class Pricing:
 
     def delivery(self, producer: Node, space: Space, promised: Chunks) -> Table:
         """Cost of cutting a result into the chunks it was promised in, for every candidate."""
-        rows, which = space.project(producer.expression.output)
-        labels = tuple(map(str, range(len(promised))))
-        target = Space(
-            labels, tuple((axis,) for axis in promised), np.zeros((1, len(labels)), dtype=np.int64)
-        )
-        columns, _ = target.project(labels)
-        table = self.between(producer, space, rows, target, labels, columns)
-        return np.asarray(table[which, 0])
+        labels = producer.expression.output
+        costs = []
+        for produced in space.grids(labels):
+            step = self.delivery_traffic(produced, promised, np.dtype(producer.dtype).itemsize)
+            seconds = self.objective == "seconds"
+            costs.append(
+                self.delivery_seconds(produced, promised, step, producer) if seconds else step.nbytes
+            )
+        return np.array(costs, dtype=np.float64)[space.project(labels)[1]]
+
+    def delivery_traffic(self, produced: Chunks, promised: Chunks, itemsize: int) -> Traffic:
+        """What cutting a result into the chunks it was promised in moves."""
+        return cost.delivery_traffic(produced, promised, itemsize, self.topology.workers, self.topology.hosts)
+
+    def delivery_seconds(self, produced: Chunks, promised: Chunks, step: Traffic, producer: Node) -> float:
+        """Seconds of that."""
+        if produced == promised:
+            return 0.0
+        readers = prod(map(len, promised))
+        seconds = self.topology.move_seconds(step, min(prod(map(len, produced)), readers))
+        size = prod(producer.shape) * np.dtype(producer.dtype).itemsize
+        return float(seconds + self.topology.copy_seconds(size, readers))
 
     def between(
         self,
@@ -280,7 +294,8 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
     pricing = Pricing(graph, "seconds", topology)
     known: dict[object, Choice] = {}
     arrived = received(graph, partitions, topology)
-    peaks = {name: peak for name, peak, _ in timeline(graph, partitions, topology, arrived)}
+    steps = [peak for _, peak, _ in timeline(graph, partitions, topology, arrived)]
+    peaks = dict(zip(graph.nodes, steps))
     choices = []
     for node in graph.nodes.values():
         key = _priced_alike(pricing, partitions, node)
@@ -289,24 +304,22 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
         choice = known[key]
         joined = replace(choice.join, peak_nbytes=peaks[node.name])
         choices.append(replace(choice, name=node.name, title=node.title or node.name, join=joined))
-    delivered = [
-        (output, pricing.edge_traffic(output.source, partitions, output.chunks))
-        for output in graph.outputs
-        if output.chunks is not None
-    ]
-    # messages are shared out anew for each result, so seconds are added, not derived from the sum
-    delivery_seconds = sum(
-        pricing.edge_seconds(output.source, partitions, output.chunks, step)
-        for output, step in delivered
-        if output.chunks is not None
-    )
+    delivered, delivery_seconds = [], 0.0
+    for output in graph.outputs:
+        if output.chunks is not None and output.source in graph.nodes:
+            node = graph.nodes[output.source]
+            produced = partitions[node.name].grid(node.expression.output)
+            step = pricing.delivery_traffic(produced, output.chunks, np.dtype(node.dtype).itemsize)
+            delivered.append(step)
+            # messages are shared out anew for each result, so seconds are added, not derived from the sum
+            delivery_seconds += pricing.delivery_seconds(produced, output.chunks, step, node)
     total = sum(choice.seconds for choice in choices) + delivery_seconds
     return Plan(
         tuple(choices),
         total,
         "seconds",
         topology,
-        delivery=sum((step for _, step in delivered), Traffic()),
+        delivery=sum(delivered, Traffic(peak_nbytes=max(steps[len(graph.nodes) :], default=0))),
         delivery_seconds=delivery_seconds,
         left_alone=graph.left_alone,
     )

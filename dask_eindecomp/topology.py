@@ -219,8 +219,10 @@ class Topology:
         if self.workers == 1:
             return seconds
         sharing = self.workers if receivers is None else np.minimum(receivers, self.workers)
-        inner = self.bandwidth if self.local_bandwidth is None else self.local_bandwidth
-        bandwidth, latency = self.bandwidth, self.latency
+        # bandwidth is what one gets while all receive; where threads share cores, fewer get more
+        crowd = self.slowdown(sharing * self.threads) / self.contention
+        inner = (self.bandwidth if self.local_bandwidth is None else self.local_bandwidth) / crowd
+        bandwidth, latency = self.bandwidth / crowd, self.latency
         if self.hosts == 1:
             seconds = seconds + traffic.nbytes / sharing / bandwidth
         else:

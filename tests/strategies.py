@@ -77,7 +77,7 @@ def dags(
     inputs = dict(shapes)
     nodes: dict[str, tuple[Any, ...]] = {}
     read: set[str] = set()
-    for name in "RSTUV"[: draw(st.integers(1, most))]:
+    for name in "RSTUVWX"[: draw(st.integers(1, most))]:
         # the last tensors twice, so that graphs are deep as well as wide
         pool = [*shapes, *list(nodes)[-2:]]
         sources = [draw(st.sampled_from(pool)) for _ in range(draw(st.integers(1, 2)))]

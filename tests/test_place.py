@@ -1,0 +1,158 @@
+"""Tiles go where their inputs lie, evenly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_eindecomp.graph import EinGraph
+from dask_eindecomp.lower import lower
+from dask_eindecomp.partition import Partition
+from dask_eindecomp.place import place
+from dask_eindecomp.plan import Placement
+from dask_eindecomp.topology import Topology
+from tests import strategies
+
+FOUR = Topology(workers=4)
+ROWS = ((2, 2, 2, 2), (8,))
+SQUARES = ((4, 4), (4, 4))
+
+
+def cut(graph: EinGraph, **parts: dict[str, int]) -> dict[str, Partition]:
+    """Balanced partitions by name."""
+    return {name: Partition.balanced(dict(graph.nodes[name].extents), mine) for name, mine in parts.items()}
+
+
+def moved(graph: EinGraph, partitions: dict[str, Partition], placement: Placement) -> int:
+    """Bytes that must reach a worker for its tiles, counted element by element."""
+    total = 0
+    for node in graph.nodes.values():
+        mine, labels = partitions[node.name], node.expression.labels
+        for operand, source in zip(node.expression.operands, node.inputs):
+            chunks = (
+                graph.inputs[source].chunks
+                if source in graph.inputs
+                else partitions[source].grid(graph.nodes[source].expression.output)
+            )
+            assert chunks is not None
+            owner = np.block(spread(placement.blocks[source], chunks))
+            lacking = set()
+            for at in np.ndindex(placement.tiles[node.name].shape):
+                worker = placement.tiles[node.name][at]
+                edges = [np.cumsum((0, *axis)) for axis in mine.grid(operand)]
+                inside = tuple(
+                    slice(edge[at[labels.index(label)]], edge[at[labels.index(label)] + 1])
+                    for edge, label in zip(edges, operand)
+                )
+                numbers = np.arange(owner.size).reshape(owner.shape)[inside]
+                away = numbers[owner[inside] != worker]
+                lacking |= {(worker, int(number)) for number in away.reshape(-1)}
+            total += len(lacking) * graph.itemsize(source)
+    return total
+
+
+def spread(owners: np.ndarray, chunks: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    """The owner of every element."""
+    for axis, lengths in enumerate(chunks):
+        owners = np.repeat(owners, lengths, axis=axis)
+    return owners
+
+
+def test_what_lies_where_it_is_needed_stays() -> None:
+    graph = EinGraph.from_spec(
+        {"A": (8, 8)}, {"T": ("ij->ij", "A"), "Z": ("ij->i", "T")}, ["Z"], chunks={"A": ROWS}
+    )
+    partitions = cut(graph, T={"i": 4}, Z={"i": 4})
+    placement = place(graph, partitions, FOUR)
+    assert placement.blocks["Z"].tolist() == [0, 1, 2, 3]
+    assert moved(graph, partitions, placement) == 0
+
+
+def test_known_owners_are_followed_wherever_they_are() -> None:
+    graph = EinGraph.from_spec({"A": (8, 8)}, {"Z": ("ij->i", "A")}, ["Z"], chunks={"A": ROWS})
+    graph = replace(graph, inputs={"A": replace(graph.inputs["A"], owners=(2, 0, 3, 1))})
+    placement = place(graph, cut(graph, Z={"i": 4}), FOUR)
+    assert placement.tiles["Z"].reshape(-1).tolist() == [2, 0, 3, 1]
+
+
+def test_a_product_of_squares_moves_the_lower_bound() -> None:
+    spec = {"Z": ("ij,jk->ik", "A", "B")}
+    graph = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"], chunks=dict.fromkeys("AB", SQUARES))
+    partitions = cut(graph, Z={"i": 2, "k": 2})
+    # each worker has a quarter of the row of A and of the column of B that it needs
+    assert moved(graph, partitions, place(graph, partitions, FOUR)) == 2 * 64 * 8
+
+
+def test_of_several_tiles_a_worker_runs_those_that_share_what_they_read() -> None:
+    spec = {"Z": ("ij,jk->ik", "A", "B")}
+    graph = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"], chunks=dict.fromkeys("AB", ROWS))
+    partitions = cut(graph, Z={"i": 4, "k": 4})
+    placement = place(graph, partitions, FOUR)
+    assert all(len(set(row.reshape(-1).tolist())) == 1 for row in placement.tiles["Z"])
+    assert moved(graph, partitions, placement) == 3 * 64 * 8  # all of B but what is there, everywhere
+
+
+def test_partial_results_are_added_up_where_one_of_them_is_and_evenly() -> None:
+    spec = {"Z": ("ij,jk->ik", "A", "B")}
+    graph = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"])
+    placement = place(graph, cut(graph, Z={"j": 2, "k": 2}), FOUR)
+    tiles, blocks = placement.tiles["Z"], placement.blocks["Z"]
+    assert sorted(tiles.reshape(-1).tolist()) == [0, 1, 2, 3]
+    assert all(blocks[0, k] in tiles[0, :, k] for k in range(2))
+    four = place(graph, cut(graph, Z={"j": 4, "k": 4}), FOUR)
+    assert sorted(four.blocks["Z"].reshape(-1).tolist()) == [0, 1, 2, 3]
+
+
+def test_one_worker_has_everything() -> None:
+    graph = EinGraph.from_spec({"A": (8, 8)}, {"Z": ("ij->i", "A")}, ["Z"], chunks={"A": ROWS})
+    placement = place(graph, cut(graph, Z={"i": 4}), Topology())
+    assert not placement.tiles["Z"].any() and not placement.blocks["A"].any()
+
+
+def test_too_many_tiles_to_look_at_are_dealt_out_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = EinGraph.from_spec({"A": (8, 8)}, {"Z": ("ij->ij", "A")}, ["Z"], chunks={"A": ROWS})
+    monkeypatch.setattr("dask_eindecomp.place.MOST", 1)
+    placement = place(graph, cut(graph, Z={"j": 8}), FOUR)
+    assert placement.tiles["Z"].reshape(-1).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@settings(max_examples=200)
+@given(strategies.graphs(), st.integers(1, 5), st.data())
+def test_every_tile_and_block_has_a_worker_and_none_has_more_than_its_share(
+    graph: EinGraph, workers: int, data: st.DataObject
+) -> None:
+    partitions = {name: data.draw(strategies.partitions(node)) for name, node in graph.nodes.items()}
+    placement = place(graph, partitions, Topology(workers=workers))
+    for name, node in graph.nodes.items():
+        tiles, blocks = placement.tiles[name], placement.blocks[name]
+        assert tiles.shape == tuple(partitions[name].parts[label] for label in node.expression.labels)
+        assert blocks.shape == tuple(map(len, partitions[name].grid(node.expression.output)))
+        load = np.bincount(tiles.reshape(-1), minlength=workers)
+        assert len(load) == workers and load.max() <= -(-tiles.size // workers)
+        assert set(blocks.reshape(-1).tolist()) <= set(tiles.reshape(-1).tolist())
+
+
+@settings(max_examples=100)
+@given(strategies.graphs(), st.data())
+def test_every_task_that_is_not_an_output_alone_is_meant_for_a_worker(
+    graph: EinGraph, data: st.DataObject
+) -> None:
+    inputs = {
+        n: replace(one, chunks=one.chunks or tuple((k,) for k in one.shape))
+        for n, one in graph.inputs.items()
+    }
+    graph = replace(graph, inputs=inputs)
+    partitions = {name: data.draw(strategies.partitions(node)) for name, node in graph.nodes.items()}
+    placed = lower(graph, partitions, place(graph, partitions, FOUR))
+    plain = lower(graph, partitions)
+    assert {name: set(tasks) for name, tasks in placed.layers.items()} == {
+        name: set(tasks) for name, tasks in plain.layers.items()
+    }
+    assert not plain.workers
+    assert set(placed.workers.values()) <= set(range(4))
+    joins = [key for name, tasks in placed.layers.items() if name.startswith("join-") for key in tasks]
+    assert all(key in placed.workers for key in joins)
