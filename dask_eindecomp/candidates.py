@@ -202,7 +202,7 @@ def _fits(
 ) -> npt.NDArray[np.bool_]:
     fits = np.ones(len(space), dtype=bool)
     if budget.memory is not None:
-        fits &= memory.held(graph, node, space.parts, topology).total <= budget.memory
+        fits &= memory.held(graph, node, space.parts, topology).least <= budget.memory
     if budget.block is not None:
         fits &= _block(node, space) <= budget.block
     return fits
@@ -228,7 +228,7 @@ def _misfit(graph: EinGraph, node: Node, tried: list[Space], topology: Topology,
             f"{title} has a block of {least:,} bytes even when it is cut most finely, but max-block-bytes is "
             f"{budget.block:,}; expected {least:,} or more"
         )
-    least = min(int(np.min(memory.held(graph, node, space.parts, topology).total)) for space in tried)
+    least = min(int(np.min(memory.held(graph, node, space.parts, topology).least)) for space in tried)
     return (
         f"{title} needs {least:,} bytes on each of {topology.workers} workers, but may have {budget.memory:,}; "
         f"a memory limit of {least:,} bytes or more workers would do"

@@ -301,7 +301,10 @@ class _Planner:
             if name == at:
                 nbytes = nbytes + step.partials
             if there.get(name):
-                nbytes = nbytes + step.result
+                passed = len(readers := self.graph.readers[name]) == 1 and self.graph.passes_on(
+                    name, readers[0][0], partitions
+                )
+                nbytes = nbytes + (step.running if passed else step.result)
             for source, needed in zip(node.inputs, step.operands):
                 if there.get(source):
                     nbytes = nbytes + needed

@@ -200,27 +200,27 @@ class EinGraph:
         numbers: dict[object, int] = {}
         kinds = {}
         for node in self.nodes.values():
-            read = tuple(
-                (self.dtype(one), one in self.inputs and self.inputs[one].stays) for one in node.inputs
-            )
-            key = (node.expression, node.extents, node.dtype, node.kernel, node.came, read)
+            read = tuple((self.dtype(one), self._held_as(one)) for one in node.inputs)
+            alone = (node.expression, node.extents, node.dtype, node.kernel, node.came)
+            key = (alone, self._held_as(node.name), read)
             kinds[node.name] = numbers.setdefault(key, len(numbers))
         return kinds
+
+    def _held_as(self, name: str) -> bool:
+        """Whether a tensor is held whole or may come and go tile by tile."""
+        return self.inputs[name].stays if name in self.inputs else not self.may_pass_on(name)
 
     def may_inline(self, source: str, reader: str) -> bool:
         """Whether a tile of ``source`` may be computed inside the task of its only reader, an elementwise one.
 
         Nothing is computed twice and nothing runs later than it has to: the reader needs that tile alone.
         """
-        if source in self.inputs or len(self.readers[source]) != 1:
+        if source in self.inputs or not self.may_pass_on(source):
             return False
         node = self.nodes[reader]
         contracted = node.expression.contracted
-        if node.kernel != "stream" or any(
-            extent > 1 for label, extent in node.extents if label in contracted
-        ):
-            return False
-        return all(output.source != source for output in self.outputs)
+        combines = any(extent > 1 for label, extent in node.extents if label in contracted)
+        return node.kernel == "stream" and not combines
 
     def inlines(self, source: str, reader: str, partitions: Mapping[str, Partition]) -> bool:
         """Whether the tiles of ``source`` are computed inside those of its reader: one each, the same."""
@@ -228,13 +228,16 @@ class EinGraph:
 
     def passes_on(self, source: str, reader: str, partitions: Mapping[str, Partition]) -> bool:
         """Whether each tile of ``source`` is wanted by one tile of its only reader and by nothing else."""
-        leaves = any(output.source == source for output in self.outputs)
-        if source in self.inputs or leaves or len(self.readers[source]) != 1:
+        if source in self.inputs or not self.may_pass_on(source):
             return False
         theirs, mine = partitions[source], partitions[reader]
         wanted = mine.grid(self.nodes[reader].expression.operands[self.readers[source][0][1]])
         grid = theirs.grid(self.nodes[source].expression.output)
         return grid == wanted and prod(map(len, grid)) == theirs.tiles == mine.tiles
+
+    def may_pass_on(self, source: str) -> bool:
+        """Whether an expression has one reader and does not leave the graph."""
+        return len(self.readers[source]) == 1 and all(output.source != source for output in self.outputs)
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor, one copy."""

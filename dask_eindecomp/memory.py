@@ -43,11 +43,8 @@ class Held:
     """Its share of the result."""
     running: Any
     """The tiles of the result it computes at a time."""
-
-    @property
-    def total(self) -> Any:
-        """All of it at once."""
-        return sum(self.operands) + self.partials + self.result
+    least: Any
+    """What it needs at any rate: of tensors that may be passed on tile by tile only the tiles being computed."""
 
 
 def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topology) -> Held:
@@ -56,7 +53,7 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
     >>> spec, rows = {"Z": ("ij,jk->ik", "A", "B")}, ((2, 2, 2, 2), (8,))
     >>> g = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"], chunks={"A": rows, "B": rows})
     >>> held(g, g.nodes["Z"], {"i": 4, "j": 1, "k": 1}, Topology(workers=4))
-    Held(operands=(128, 512), partials=0, result=128, running=128)
+    Held(operands=(128, 512), partials=0, result=128, running=128, least=768)
     """
     extents, expression = dict(node.extents), node.expression
     mine = -(-prod(parts.values()) // topology.workers)
@@ -65,23 +62,29 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
     for label in reversed((*expression.output, *expression.contracted)):
         along[label] = _lesser(parts[label], left)
         left = -(-left // along[label])
-    operands = []
+    at_once = at_most(mine, topology.threads)
+    operands, least = [], []
     for labels, source in zip(expression.operands, node.inputs):
         given = graph.inputs.get(source)
         if given is not None and not given.stays:
             read = _blocks_read(given, labels, extents, parts) * graph.itemsize(source)
-            operands.append(read * at_most(mine, topology.threads))
+            operands.append(read * at_once)
+            least.append(read * at_once)
             continue
         tile = cost.tile_nbytes(labels, extents, parts, graph.itemsize(source))
         gathered = tile * prod(along[label] for label in dict.fromkeys(labels))
         operands.append(at_most(gathered, graph.nbytes(source)))
+        passed = source in graph.nodes and graph.may_pass_on(source)
+        least.append(tile * at_once if passed else operands[-1])
     itemsize = np.dtype(node.dtype).itemsize
     tile = cost.tile_nbytes(expression.output, extents, parts, itemsize)
     blocks = prod(parts[label] for label in expression.output)
     combined = prod(parts[label] for label in expression.contracted)
     results = -(-blocks // topology.workers)
     partials = (combined > 1) * tile * (mine + results * (combined - 1))
-    return Held(tuple(operands), partials, tile * results, tile * at_most(mine, topology.threads))
+    result, running = tile * results, tile * at_once
+    needed = sum(least) + partials + (running if graph.may_pass_on(node.name) else result)
+    return Held(tuple(operands), partials, result, running, needed)
 
 
 def _blocks_read(given: Given, labels: Labels, extents: Mapping[str, int], parts: Mapping[str, Any]) -> Any:

@@ -135,7 +135,7 @@ def test_candidates_at_once_hold_what_each_holds(
         )
         for number, mine in enumerate(parts):
             alone = held(one, node, mine, topology)
-            assert np.broadcast_to(together.total, 3)[number] == alone.total
+            assert np.broadcast_to(together.least, 3)[number] == alone.least
             assert np.broadcast_to(together.running, 3)[number] == alone.running
 
 
