@@ -64,7 +64,7 @@ SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
 PAIRS = 3
 """Times that others' small blocks and own ones are read in turn in each repeat; short ones are less often disturbed."""
-LEVELS = 10
+LEVELS = 7
 """Of a graph whose tasks read those of the level before, as a plan's do: waiting for them is part of what a task costs."""
 WIDTH = 5
 """Tasks of a level for each worker: about what a plan has, two or so a thread and the slices between."""
@@ -302,28 +302,32 @@ def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], pairs: i
 
 
 def _task_seconds(client: Any, addresses: Sequence[str]) -> float:
-    """Seconds that a task takes of a graph in which each reads two of its own worker's on the level before."""
+    """Seconds that a task takes of a graph in which each reads two of the level before, one of the next worker's.
+
+    Waiting for the scheduler and for the other worker is most of what a task costs, and tasks of a plan do both.
+    """
     from dask._task_spec import Task, TaskRef
     from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
     layers, dependencies = {}, {}
-    ends, token = [], uuid4().hex
-    for address in addresses:
-        before = ""
-        for level in range(LEVELS):
-            name = f"level-{level}-{token}-{address}"
-            tasks: dict[Any, Any] = {}
+    before, token, count = "", uuid4().hex, len(addresses)
+    for level in range(LEVELS):
+        name = f"level-{level}-{token}"
+        places: dict[Any, list[str]] = {}
+        tasks: dict[Any, Any] = {}
+        for worker, address in enumerate(addresses):
             for number in range(WIDTH):
-                reads = [(before, number), (before, (number + 1) % WIDTH)] if before else []
-                tasks[name, number] = Task((name, number), _made, *map(TaskRef, reads))
-            place = {"workers": [address], "allow_other_workers": False}
-            layers[name] = MaterializedLayer(tasks, annotations=place)
-            dependencies[name] = {before} if before else set()
-            before = name
-        ends += list(tasks)
+                reads = [(before, worker, number), (before, (worker + 1) % count, number)] if before else []
+                key = (name, worker, number)
+                tasks[key] = Task(key, _made, *map(TaskRef, dict.fromkeys(reads)))
+                places[key] = [address]
+        place = {"workers": places.get, "allow_other_workers": False}
+        layers[name] = MaterializedLayer(tasks, annotations=place)
+        dependencies[name] = {before} if before else set()
+        before = name
     start = perf_counter()
-    client.get(HighLevelGraph(layers, dependencies), ends)
-    return (perf_counter() - start) / (LEVELS * WIDTH * len(addresses))
+    client.get(HighLevelGraph(layers, dependencies), list(tasks))
+    return (perf_counter() - start) / (LEVELS * WIDTH * count)
 
 
 def _scattered(client: Any, address: str, count: int) -> list[Any]:

@@ -307,6 +307,17 @@ def repartition_tasks(produced: Chunks, consumed: Chunks) -> int:
     return prod(pieces for _, pieces, _ in counts) - prod(whole for *_, whole in counts)
 
 
+def repartition_messages(produced: Chunks, consumed: Chunks, missing: int) -> int:
+    """Pieces that travel: of all that blocks fall into, the share of the elements that are missing.
+
+    >>> repartition_messages(((2, 2, 2, 2),), ((8,),), 6)
+    3
+    """
+    size = prod(sum(chunks) for chunks in produced)
+    pieces = prod(axis_overlap(p, c)[1] for p, c in zip(produced, consumed))
+    return -(-pieces * missing // size) if missing else 0
+
+
 def repartition_traffic(
     produced: Chunks, consumed: Chunks, itemsize: int, workers: int, hosts: int = 1
 ) -> Traffic:
@@ -323,9 +334,11 @@ def repartition_traffic(
     size = prod(sum(chunks) for chunks in produced)
     missing = size - stays(produced, consumed, workers)
     outside = size - stays(produced, consumed, hosts)
-    tasks = repartition_tasks(produced, consumed)
     return Traffic(
-        missing * itemsize, tasks if missing else 0, tasks=tasks, crossing=min(outside, missing) * itemsize
+        missing * itemsize,
+        repartition_messages(produced, consumed, missing),
+        tasks=repartition_tasks(produced, consumed),
+        crossing=min(outside, missing) * itemsize,
     )
 
 
@@ -360,9 +373,11 @@ def delivery_traffic(
     size = prod(sum(chunks) for chunks in produced)
     missing = size - prod(axis_delivery(p, c) for p, c in zip(produced, consumed)) if workers > 1 else 0
     outside = size - stays(produced, consumed, hosts)
-    tasks = repartition_tasks(produced, consumed)
     return Traffic(
-        missing * itemsize, tasks if missing else 0, tasks=tasks, crossing=min(outside, missing) * itemsize
+        missing * itemsize,
+        repartition_messages(produced, consumed, missing),
+        tasks=repartition_tasks(produced, consumed),
+        crossing=min(outside, missing) * itemsize,
     )
 
 
@@ -415,6 +430,9 @@ def given_traffic(
             nbytes += int(sizes[tile] - held[worker, tile])
             if hosts > 1:
                 crossing += int(sizes[tile] - held[near == near[worker], tile].sum())
-    tasks = repartition_tasks(chunks, consumed)
-    messages = max(tasks, tiles if nbytes else 0)
-    return Traffic(nbytes * itemsize, messages, tasks=tasks, crossing=crossing * itemsize)
+    return Traffic(
+        nbytes * itemsize,
+        repartition_messages(chunks, consumed, nbytes),
+        tasks=repartition_tasks(chunks, consumed),
+        crossing=crossing * itemsize,
+    )

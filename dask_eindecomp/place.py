@@ -111,8 +111,8 @@ def _presence(owners: Workers, produced: Chunks, wanted: Chunks, workers: int) -
 
 def _numbers(shape: tuple[int, ...], labels: Labels, operand: Labels) -> npt.NDArray[np.int64]:
     """For every tile the row-major number of the block of an operand that it reads."""
-    index = np.indices(shape).reshape(len(shape), -1)
     number = np.zeros(prod(shape), dtype=np.int64)
+    index = np.unravel_index(np.arange(len(number)), shape) if shape else ()
     for label in operand:
         axis = labels.index(label)
         number = number * shape[axis] + index[axis]

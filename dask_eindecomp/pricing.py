@@ -214,7 +214,8 @@ class Pricing:
         crossing: Any = 0
         if hosts > 1:
             crossing = np.minimum(np.where(equal, 0.0, size - _stays(pairs, size, hosts)) * itemsize, nbytes)
-        step = Traffic(nbytes, np.where(nbytes > 0, tasks, 0), tasks=tasks, crossing=crossing)  # type: ignore[arg-type]
+        messages = np.ceil(pairs["pieces"] * nbytes / max(size * itemsize, 1))
+        step = Traffic(nbytes, messages, tasks=tasks, crossing=crossing)  # type: ignore[arg-type]
         seconds = self.topology.move_seconds(step, np.minimum(some, other))
         copied = self.topology.copy_seconds(size * itemsize, other)
         return np.asarray(seconds + np.where(equal, 0.0, copied))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dask_eindecomp.expression import Expression
-from dask_eindecomp.graph import EinGraph, Node
+from dask_eindecomp.graph import EinGraph, Node, Output
 from dask_eindecomp.partition import Chunks, Cut, Partition
 from dask_eindecomp.pricing import price
 from dask_eindecomp.topology import Topology
@@ -184,6 +184,18 @@ def edge_cost(shape: tuple[int, ...], produced: Chunks, consumed: Chunks, object
     return size - min(min(some, other) * meeting, size)
 
 
+def delivery_cost(produced: Chunks, consumed: Chunks) -> int:
+    """Elements shipped where each block that leaves is put together where its largest piece lies."""
+    missing = 0
+    for block in product(*(range(len(axis)) for axis in consumed)):
+        pieces = [
+            prod(shared(p, c)[i][j] for p, c, i, j in zip(produced, consumed, tile, block))
+            for tile in product(*(range(len(axis)) for axis in produced))
+        ]
+        missing += sum(pieces) - max(pieces)
+    return missing
+
+
 @cache
 def given_cost(chunks: Chunks, owners: tuple[int, ...] | None, consumed: Chunks, workers: int) -> int:
     """Elements shipped from blocks that have owners: each tile where most of it lies, dealt out evenly."""
@@ -217,9 +229,18 @@ def plan_cost(
     alone = sum(
         node_cost(graph, node, partitions[node.name].parts, objective) for node in graph.nodes.values()
     )
-    return alone + sum(
+    read = sum(
         _read(graph, source, partitions.get(source), wanted, objective, topology)
-        for source, wanted in _edges(graph, partitions, objective)
+        for source, wanted in _edges(graph, partitions)
+    )
+    return (
+        alone
+        + read
+        + sum(
+            _delivered(graph, output, partitions[output.source], topology)
+            for output in graph.outputs
+            if objective == "bytes" and output.source in partitions
+        )
     )
 
 
@@ -254,24 +275,24 @@ def brute_force(
             )
     for output in graph.outputs:
         if objective == "bytes" and output.chunks is not None and output.source in candidates:
-            costs = [
-                _read(graph, output.source, one, output.chunks, objective, topology)
-                for one in candidates[output.source]
-            ]
+            costs = [_delivered(graph, output, one, topology) for one in candidates[output.source]]
             total += _along(np.array(costs, dtype=float), [output.source], names)
     return float(total.min())
 
 
-def _edges(
-    graph: EinGraph, partitions: Mapping[str, Partition], objective: str
-) -> Iterator[tuple[str, Chunks]]:
-    """Every tensor that is read, and the chunks it is wanted in."""
+def _edges(graph: EinGraph, partitions: Mapping[str, Partition]) -> Iterator[tuple[str, Chunks]]:
+    """Every tensor that an expression reads, and the chunks it is wanted in."""
     for node in graph.nodes.values():
         for labels, source in zip(node.expression.operands, node.inputs):
             yield source, partitions[node.name].grid(labels)
-    for output in graph.outputs:
-        if objective == "bytes" and output.chunks is not None and output.source in graph.nodes:
-            yield output.source, output.chunks
+
+
+def _delivered(graph: EinGraph, output: Output, mine: Partition, topology: Topology) -> float:
+    """What cutting a result into the chunks it was promised in costs."""
+    produced = mine.grid(graph.nodes[output.source].expression.output)
+    if output.chunks is None or topology.workers == 1:
+        return 0
+    return delivery_cost(produced, output.chunks) * np.dtype(graph.dtype(output.source)).itemsize
 
 
 def _read(

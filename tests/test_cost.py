@@ -46,7 +46,14 @@ def grid(shape: tuple[int, ...], parts: tuple[int, ...]) -> Chunks:
 def test_traffic_adds_up_but_for_the_peak_of_which_the_larger_counts() -> None:
     total = Traffic(1, 2, 3, 4, 9, 6) + Traffic(10, 20, 30, 40, 5, 60)
     assert astuple(total) == (11, 22, 33, 44, 9, 66)
-    assert total.to_dict() == {"nbytes": 11, "messages": 22, "flops": 33, "tasks": 44, "peak_nbytes": 9}
+    assert total.to_dict() == {
+        "nbytes": 11,
+        "messages": 22,
+        "flops": 33,
+        "tasks": 44,
+        "peak_nbytes": 9,
+        "crossing": 66,
+    }
 
 
 # The published formulas

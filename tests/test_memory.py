@@ -101,16 +101,31 @@ def test_threads_compute_as_many_tiles_at_a_time() -> None:
     assert (one.running, two.running) == (8, 16)
 
 
-def test_what_is_computed_inside_its_readers_tasks_exists_one_tile_at_a_time() -> None:
+def test_what_one_tile_of_another_expression_wants_exists_one_tile_at_a_time() -> None:
     nodes = {"T": ("ij->ij", "A"), "U": ("ij->ij", "T")}
-    two = graph(nodes, "U")
-    streams = replace(two, nodes={name: replace(one, kernel="stream") for name, one in two.nodes.items()})
-    few, many = (
-        [total for _, total in steps(one, {name: {"i": 8} for name in "TU"})] for one in (streams, two)
-    )
-    base = 3 * 128
-    assert few == [base + 64, base + 64 + 128]
-    assert many == [base + 128, base + 256]
+    base, cuts = 3 * 128, {name: {"i": 8} for name in "TU"}
+    # two tiles a worker of 64 bytes: of T one at a time, of the result both
+    assert steps(graph(nodes, "U"), cuts) == [("T", base + 64), ("U", base + 64 + 128)]
+    # what leaves, what has other tiles and what has two readers is held
+    assert steps(graph(nodes, "TU"), cuts) == [("T", base + 128), ("U", base + 256)]
+    assert steps(graph(nodes, "U"), cuts | {"U": {"i": 4}})[0] == ("T", base + 128)
+    twice = graph(nodes | {"V": ("ij->ij", "T")}, "UV")
+    assert steps(twice, cuts | {"V": {"i": 8}})[0] == ("T", base + 128)
+
+
+def test_a_result_is_there_twice_while_it_is_cut_into_the_chunks_it_was_promised_in() -> None:
+    one = graph({"Z": ("ij->ij", "A")}, "Z")
+    finer = replace(one, outputs=(replace(one.outputs[0], chunks=((1,) * 8, (8,))),))
+    assert steps(finer, {"Z": {"i": 4}}) == [("Z", 4 * 128), ("Z", 5 * 128)]
+    same = replace(one, outputs=(replace(one.outputs[0], chunks=ROWS),))
+    assert steps(same, {"Z": {"i": 4}}) == [("Z", 4 * 128)]
+
+
+def test_what_an_expression_needs_at_least_leaves_out_what_may_be_passed_on() -> None:
+    chain = graph({"T": ("ij->ij", "A"), "U": ("ij->i", "T")}, "U")
+    parts = {"i": 8, "j": 1}
+    assert held(chain, chain.nodes["T"], parts, FOUR).least == 128 + 64
+    assert held(chain, chain.nodes["U"], parts, FOUR).least == 64 + 16
 
 
 def test_the_peak_of_a_plan_is_that_of_its_fullest_step() -> None:

@@ -120,7 +120,7 @@ def test_it_names_the_machines_one_or_many() -> None:
 
 def test_the_graph_as_it_came_stands_beside_it() -> None:
     text = str(plan(baseline=Traffic(nbytes=2000, tasks=64, flops=5), baseline_seconds=1.5))
-    assert "as it came: 64 tasks, 2.0 kB between workers, 5 joins, about 1.5 s" in text
+    assert "as it came: 64 tasks, 2.0 kB between workers, 0 on a worker at most, 5 joins, about 1.5 s" in text
     assert "as it came" not in str(plan())
 
 
