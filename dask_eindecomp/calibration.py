@@ -62,7 +62,7 @@ SMALL_BLOCKS = 8
 """Small blocks that a worker receives from each sender."""
 SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
-PAIRS = 3
+PAIRS = 2
 """Times that others' small blocks and own ones are read in turn in each repeat; short ones are less often disturbed."""
 LEVELS = 7
 """Of a graph whose tasks read those of the level before, as a plan's do: waiting for them is part of what a task costs."""
@@ -290,7 +290,7 @@ def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], pairs: i
     own, others = [], []
     for pair in range(pairs):
         keys = {address: [block.key for block in blocks[address][pair::pairs]] for address in holders}
-        # as many blocks for each task, one by one for each task another
+        # a task reads as many different blocks of its own worker as it then reads of others
         turned = {
             receiver: [keys[receiver][n:] + keys[receiver][:n] for n in range(len(several))]
             for receiver, several in near.items()

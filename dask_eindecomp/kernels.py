@@ -41,6 +41,8 @@ Cell = tuple[tuple[slice, ...], bool, Array]
 
 SMALL_CELL = 1 << 16
 """Elements of operands in pieces, for each cell, below which merging these operands first is faster."""
+READ_AGAIN = 4
+"""Elements of other operands read again, for each element of an operand in pieces, that take as long as a copy of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,11 +387,16 @@ class Join:
         stretches = self._stretches()
         count = prod(map(len, stretches.values()))
         extents = dict(self.extents)
-        in_pieces = sum(prod(map(sum, axes)) for axes, mine in zip(self.pieces, operands) if len(mine) > 1)
-        if isinstance(step, Contraction) and count > 1 and in_pieces < SMALL_CELL * count:
-            merged = [_merged(self.expression, axes, blocks) for axes, blocks in zip(self.pieces, operands)]
-            pieces = tuple(tuple((sum(axis),) for axis in axes) for axes in self.pieces)
-            return replace(self, pieces=pieces)._tile(step, [[block] for block in merged])
+        if isinstance(step, Contraction) and count > 1 and (whole := self._worth_merging(count)):
+            merged = [
+                [_merged(self.expression, axes, blocks)] if number in whole else blocks
+                for number, (axes, blocks) in enumerate(zip(self.pieces, operands))
+            ]
+            pieces = tuple(
+                tuple((sum(axis),) for axis in axes) if number in whole else axes
+                for number, axes in enumerate(self.pieces)
+            )
+            return replace(self, pieces=pieces)._tile(step, merged)
         cells = self._cells(step, operands, stretches)
         result = next(cells)[-1] if count == 1 else _assembled(cells, _lengths(extents, self.output))
         if not isinstance(step, Contraction):
@@ -397,6 +404,24 @@ class Join:
         if isinstance(result, np.generic):  # NumPy's product of arrays without axes is no array
             result = np.array(result)
         return result.astype(step.result, copy=False)
+
+    def _worth_merging(self, cells: int) -> list[int]:
+        """Operands in pieces that are better copied into one block before they are multiplied."""
+        several = [number for number, axes in enumerate(self.pieces) if prod(map(len, axes)) > 1]
+        sizes = [prod(map(sum, axes)) for axes in self.pieces]
+        if sum(sizes[number] for number in several) < SMALL_CELL * cells:
+            return several
+        found = []
+        for number in several:
+            # for each piece along a label that another operand lacks all of that operand is read again
+            again = 0
+            for other, labels in enumerate(self.operands):
+                apart = zip(self.operands[number], self.pieces[number])
+                times = prod(len(axis) for label, axis in apart if label not in labels)
+                again += sizes[other] * (times - 1)
+            if again > READ_AGAIN * sizes[number]:
+                found.append(number)
+        return found
 
     def _stretches(self) -> dict[str, list[Stretch]]:
         """For every label the stretches between boundaries of any operand's pieces."""

@@ -360,3 +360,17 @@ def test_a_path_inside_the_blocks_is_priced_as_what_it_does() -> None:
     # of a block's two products one is computed anew for each of 4 parts of the label it lacks
     assert 2 * 4 * 800**3 <= path.baseline.flops < 1.01 * 2 * 4 * 800**3
     assert path.baseline_seconds < loop.baseline_seconds / 20
+
+
+def test_calibrate_gives_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from dask_eindecomp import calibrate, calibration
+
+    asked = []
+    found = Topology(workers=3, flops=5.0)
+    monkeypatch.setattr(
+        calibration, "calibration", lambda *args: asked.append(args) or SimpleNamespace(topology=found)
+    )
+    assert calibrate("client", repeats=2) is found
+    assert asked == [("client", 2)]

@@ -72,7 +72,7 @@ def client(folder: Path) -> Iterator[Client]:
 def measured(client: Client) -> tuple[Calibration, float]:
     """The cluster as measured, and the seconds that took."""
     start = time.perf_counter()
-    return calibration(client), time.perf_counter() - start
+    return calibration(client, repeats=2), time.perf_counter() - start
 
 
 @contextmanager
@@ -131,7 +131,8 @@ def test_every_measured_figure_has_a_spread(measured: tuple[Calibration, float])
 
 
 def test_it_takes_seconds(measured: tuple[Calibration, float]) -> None:
-    assert measured[1] < 60  # six where nothing else runs; a machine under load takes several times that
+    # five where nothing else runs, but a machine under load takes several times that
+    assert measured[1] < 60
 
 
 def test_nothing_stays_on_the_cluster(client: Client, measured: tuple[Calibration, float]) -> None:

@@ -589,3 +589,120 @@ def test_of_two_schedulers_in_one_process_each_plans_with_its_own_workers(
             with Client(cluster), dask.config.set(array_optimize=EinDecomp(force=True)):
                 np.testing.assert_allclose((a @ a).compute(), x @ x)
     assert [topology.workers for topology in found] == [2, 3, 2]
+
+
+# limits
+
+
+def test_a_limit_that_cannot_be_kept_leaves_the_graph_to_dask_and_says_what_would_do() -> None:
+    x, a = matrix()
+    hook_ = EinDecomp(force=True, topology=FAST, memory_limit=1)
+    plan = explain(a @ a, hook=hook_)
+    assert plan.refused.startswith("matmul-") and "a memory limit of" in plan.refused
+    assert plan.verdict == f"left to Dask: {plan.refused}"
+    assert "no plan, the graph as it came" in str(plan)
+    assert plan.refused in plan.to_json()
+    with dask.config.set(array_optimize=hook_, scheduler="synchronous"):
+        (graph,) = dask.optimize(a @ a)
+        np.testing.assert_allclose((a @ a).compute(), x @ x)
+    assert not joins(graph.__dask_graph__())
+
+
+@pytest.mark.parametrize("way", ["given", "configured"])
+def test_no_planned_block_is_larger_than_the_setting_allows(way: str) -> None:
+    x, a = matrix(extent=64, chunks=64)
+    settings_ = {"max_block_bytes": 8 * 16 * 16} if way == "given" else {}
+    with dask.config.set({"eindecomp.max-block-bytes": 8 * 16 * 16} if way == "configured" else {}):
+        plan = explain(a @ a, hook=EinDecomp(force=True, topology=FAST, **settings_))
+    (choice,) = plan.choices
+    rows, columns = choice.cuts.grid(("i", "k"))
+    assert max(rows) * max(columns) * 8 <= 8 * 16 * 16
+    free = explain(a @ a, hook=EinDecomp(force=True, topology=FAST)).choices[0]
+    assert free.tiles < choice.tiles
+
+
+@pytest.mark.parametrize("way", ["given", "configured"])
+def test_no_plan_has_more_tasks_than_the_setting_allows(way: str) -> None:
+    x, a = matrix(extent=64, chunks=64)
+    free = explain(a @ a @ a, hook=EinDecomp(force=True, topology=FAST))
+    assert free.traffic.tasks > 5
+    settings_ = {"max_tasks": 5} if way == "given" else {}
+    with dask.config.set({"eindecomp.max-tasks": 5} if way == "configured" else {}):
+        hook_ = EinDecomp(force=True, topology=FAST, **settings_)
+        plan = explain(a @ a @ a, hook=hook_)
+        with dask.config.set(array_optimize=hook_, scheduler="synchronous"):
+            np.testing.assert_allclose((a @ a @ a).compute(), x @ x @ x)
+    assert not plan.refused and plan.traffic.tasks <= 5
+
+
+def test_a_plan_that_takes_too_long_leaves_the_graph_to_dask() -> None:
+    x, a = matrix()
+    hook_ = EinDecomp(force=True, topology=FAST, planning_timeout=1e-9)
+    plan = explain(a @ a, hook=hook_)
+    assert plan.verdict == (
+        "left to Dask: planning took more than 1e-09 s; expected less, or a larger planning-timeout"
+    )
+    with dask.config.set(array_optimize=hook_, scheduler="synchronous"):
+        np.testing.assert_allclose((a @ a).compute(), x @ x)
+    # once there is time, there is a plan
+    assert not explain(a @ a, hook=replace(hook_, planning_timeout=60.0)).refused
+
+
+def test_the_setting_for_planning_time_is_two_seconds() -> None:
+    from dask_eindecomp.config import DEFAULTS
+
+    assert DEFAULTS["eindecomp"]["planning-timeout"] == 2.0
+
+
+# measured machines
+
+
+def test_figures_of_a_file_are_planned_with_and_the_workers_are_those_found(tmp_path: Path) -> None:
+    file = tmp_path / "topology.json"
+    measured = Topology(workers=99, flops=123.0, task_overhead=0.25, contention=1.5)
+    file.write_text(measured.to_json())
+    a = matrix()[1]
+    with dask.config.set({"eindecomp.topology": str(file), "scheduler": "synchronous"}):
+        topology = explain(a @ a).topology
+        sent = pickle.loads(pickle.dumps(EinDecomp()))
+    assert (topology.workers, topology.threads) == (1, 1)
+    assert (topology.flops, topology.task_overhead, topology.contention) == (123.0, 0.25, 1.5)
+    # it travels to the scheduler, where there is no such file
+    file.unlink()
+    with dask.config.set(scheduler="synchronous"):
+        assert explain(a @ a, hook=sent).topology.flops == 123.0
+
+
+def test_a_file_that_is_no_topology_is_an_error_that_names_it(tmp_path: Path) -> None:
+    a = matrix()[1]
+    missing = dask.config.set({"eindecomp.topology": str(tmp_path / "none.json")})
+    with missing, pytest.raises(TopologyError, match=r"cannot read a topology from .*none\.json"):
+        explain(a @ a)
+
+
+def test_a_topology_of_the_user_comes_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "topology.json"
+    file.write_text(Topology(flops=123.0).to_json())
+    a = matrix()[1]
+    with dask.config.set({"eindecomp.topology": str(file)}):
+        assert explain(a @ a, topology=FAST).topology == FAST
+
+
+# unknown shapes
+
+
+def test_of_a_graph_with_unknown_chunks_the_part_that_is_known_is_planned() -> None:
+    x, a = matrix()
+    known = a @ a
+    unknown = known[known.sum(axis=1) > 0]
+    assert np.isnan(unknown.shape[0])
+    total = unknown.T @ unknown
+    hook_ = EinDecomp(force=True, topology=FAST)
+    plan = explain(total, hook=hook_)
+    assert [choice.einsum for choice in plan.choices][:1] == ["ij,jk->ik"]
+    assert any("nan" in reason or "unknown" in reason for _, reason in plan.left_alone)
+    with dask.config.set(array_optimize=hook_, scheduler="synchronous"):
+        result = total.compute()
+    y = x @ x
+    y = y[y.sum(axis=1) > 0]
+    np.testing.assert_allclose(result, y.T @ y)
