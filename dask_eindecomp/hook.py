@@ -308,9 +308,9 @@ def _who_has(keys: list[Any], home: str | None) -> dict[Any, list[str]]:
     scheduler = _scheduler_here(home)
     if scheduler is not None:
         tasks = ((key, scheduler.tasks.get(key)) for key in keys)
-        return {
-            key: [str(one.address) for one in task.who_has or ()] for key, task in tasks if task is not None
-        }
+        # copied at once: the event loop goes on meanwhile
+        holders = {key: tuple(task.who_has or ()) for key, task in tasks if task is not None}
+        return {key: [str(one.address) for one in found] for key, found in holders.items()}
     client = _client_here()
     if client is None:
         return {}

@@ -93,7 +93,26 @@ def test_the_plan_is_made_for_the_schedulers_workers(client: Client, run: str) -
     assert plan.choices[-1].tiles % 3 == 0
     ran = tiles_of(plan, joins_of(stream))
     assert ran == {choice.name: choice.tiles for choice in plan.choices}
-    # which worker runs which tile is the scheduler's choice: nothing is placed yet
+    busy = {record["worker"] for record in stream.data if str(record["key"][0]).startswith("join-")}
+    assert busy == set(plan.topology.addresses)
+
+
+def test_the_owners_of_persisted_blocks_are_planned_with(client: Client) -> None:
+    x = numbers(600, 600)
+    addresses = sorted(client.scheduler_info()["workers"])
+    blocks = [
+        client.scatter(x[n * 200 : (n + 1) * 200], workers=[addresses[2 - n]], hash=False) for n in range(3)
+    ]
+    a = da.Array(
+        {("held", n, 0): block for n, block in enumerate(blocks)}, "held", ((200,) * 3, (600,)), "float64"
+    )
+    plan = explain(a @ a.T, hook=PLANNED)
+    # each third of the result needs the rows that lie on its worker, and all other rows
+    assert plan.choices[-1].tiles == 3
+    with dask.config.set(array_optimize=PLANNED):
+        result = (a @ a.T).persist()
+        wait(result)
+    np.testing.assert_allclose(result, x @ x.T)
 
 
 def test_every_contraction_of_a_chain_keeps_all_workers_busy(client: Client) -> None:
