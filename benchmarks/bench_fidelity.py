@@ -26,7 +26,7 @@ from benchmarks.problems import GALLERY, Problem
 from dask_eindecomp import EinDecomp, Topology, calibrate
 from dask_eindecomp.candidates import Budget, space_of, tile_counts, usual_cuts
 from dask_eindecomp.graph import EinGraph
-from dask_eindecomp.hook import apply
+from dask_eindecomp.hook import apply, find_topology
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.pricing import price
 
@@ -40,7 +40,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 def persisted(client: Client, problem: Problem, seed: int = 0) -> dict[str, da.Array]:
     """The inputs in a user's chunks, blocks in row-major runs spread evenly over the workers."""
     shapes = SIZES.get(problem.name) or problem.input_shapes("medium")
-    addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    addresses = find_topology().addresses
     arrays = {}
     for number, (name, shape) in enumerate(sorted(shapes.items())):
         chunks = problem._cut({name: shape}, 4)[name]

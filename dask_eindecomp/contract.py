@@ -119,11 +119,12 @@ def _part(
     came: dict[str, tuple[int, ...]],
 ) -> Node:
     """One binary product; it keeps the labels that the rest or the result still need."""
-    needed = {*node.expression.output, *(label for _, labels in rest for label in labels)}
-    labels = tuple(dict.fromkeys(label for _, operand in chosen for label in operand))
-    expression = Expression(
-        tuple(operand for _, operand in chosen), tuple(label for label in labels if label in needed)
-    )
+    mine = {label for _, operand in chosen for label in operand}
+    later = dict.fromkeys(label for _, labels in rest for label in labels)
+    # what is contracted next stands together, in the order of what it meets: BLAS takes it as it is
+    kept = [label for label in later if label in mine and label not in node.expression.output]
+    kept += [label for label in node.expression.output if label in mine]
+    expression = Expression(tuple(operand for _, operand in chosen), tuple(kept))
     number = next(n for n in count() if f"{node.name}.{n}" not in taken)
     name = f"{node.name}.{number}"
     taken.add(name)

@@ -278,7 +278,8 @@ def _workers_found(home: str | None) -> Topology:
     client = _client_here()
     if client is not None:
         every = {"n_workers": -1} if "n_workers" in signature(client.scheduler_info).parameters else {}
-        workers = client.scheduler_info(**every)["workers"]
+        # asked of the scheduler: what the client heard last may be an answer that lists five workers, or none
+        workers = client.sync(client.scheduler.identity, **every)["workers"]
         return _of_workers(
             [(a, int(w["nthreads"]), int(w["memory_limit"] or 0)) for a, w in sorted(workers.items())]
         )

@@ -174,3 +174,18 @@ def test_any_product_gives_what_einsum_gives(data: st.DataObject) -> None:
     arrays = data.draw(strategies.arrays(graph))
     expected = np.einsum(f"{','.join(operands)}->{output}", *arrays.values())
     assert np.array_equal(oracle.evaluate(split, arrays)["Z"], expected)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "shapes", "binary"),
+    [
+        ("ijk,ja,ka->ia", ((9, 9, 9), (9, 2), (9, 2)), ["ja,ka->jka", "ijk,jka->ia"]),
+        ("jka,kb,ijc->iabc", ((9, 9, 2), (9, 2), (2, 9, 2)), ["jka,kb->jab", "ijc,jab->iabc"]),
+    ],
+)
+def test_what_is_contracted_next_stands_together_in_the_order_of_what_it_meets(
+    subscripts: str, shapes: tuple[tuple[int, ...], ...], binary: list[str]
+) -> None:
+    names = "XYZ"
+    graph = EinGraph.from_spec(dict(zip(names, shapes)), {"R": (subscripts, *names)}, ["R"])
+    assert [str(node.expression) for node in contract(graph).nodes.values()] == binary
