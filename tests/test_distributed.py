@@ -100,12 +100,14 @@ def test_the_plan_is_made_for_the_schedulers_workers(client: Client, run: str) -
 def test_the_owners_of_persisted_blocks_are_planned_with(client: Client) -> None:
     x = numbers(600, 600)
     addresses = sorted(client.scheduler_info()["workers"])
-    blocks = [
-        client.scatter(x[n * 200 : (n + 1) * 200], workers=[addresses[2 - n]], hash=False) for n in range(3)
-    ]
-    a = da.Array(
-        {("held", n, 0): block for n, block in enumerate(blocks)}, "held", ((200,) * 3, (600,)), "float64"
-    )
+    blocks = {
+        ("held", n, 0): client.submit(
+            np.array, x[n * 200 : (n + 1) * 200], key=("held", n, 0), workers=[addresses[2 - n]]
+        )
+        for n in range(3)
+    }
+    wait(list(blocks.values()))
+    a = da.Array(blocks, "held", ((200,) * 3, (600,)), "float64")
     product = a @ a.T
     _, graph, _ = PLANNED.plan(product.dask, product.__dask_keys__())
     assert graph.inputs["held"].owners == (2, 1, 0)
