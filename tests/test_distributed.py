@@ -94,7 +94,8 @@ def test_the_plan_is_made_for_the_schedulers_workers(client: Client, run: str) -
     ran = tiles_of(plan, joins_of(stream))
     assert ran == {choice.name: choice.tiles for choice in plan.choices}
     busy = {record["worker"] for record in stream.data if str(record["key"][0]).startswith("join-")}
-    assert busy == set(plan.topology.addresses)
+    # the restriction is loose: a worker that is late may lose its tiles to another
+    assert busy <= set(plan.topology.addresses) and len(busy) > 1
 
 
 def test_the_owners_of_persisted_blocks_are_planned_with(client: Client) -> None:
