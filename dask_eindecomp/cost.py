@@ -318,6 +318,17 @@ def repartition_messages(produced: Chunks, consumed: Chunks, missing: int) -> in
     return -(-pieces * missing // size) if missing else 0
 
 
+def _shipped(produced: Chunks, consumed: Chunks, missing: int, itemsize: int, hosts: int) -> Traffic:
+    """Traffic of so many elements that are not in place."""
+    outside = prod(sum(chunks) for chunks in produced) - stays(produced, consumed, hosts)
+    return Traffic(
+        missing * itemsize,
+        repartition_messages(produced, consumed, missing),
+        tasks=repartition_tasks(produced, consumed),
+        crossing=min(outside, missing) * itemsize,
+    )
+
+
 def repartition_traffic(
     produced: Chunks, consumed: Chunks, itemsize: int, workers: int, hosts: int = 1
 ) -> Traffic:
@@ -333,13 +344,7 @@ def repartition_traffic(
         return Traffic()
     size = prod(sum(chunks) for chunks in produced)
     missing = size - stays(produced, consumed, workers)
-    outside = size - stays(produced, consumed, hosts)
-    return Traffic(
-        missing * itemsize,
-        repartition_messages(produced, consumed, missing),
-        tasks=repartition_tasks(produced, consumed),
-        crossing=min(outside, missing) * itemsize,
-    )
+    return _shipped(produced, consumed, missing, itemsize, hosts)
 
 
 @lru_cache(maxsize=65536)
@@ -372,13 +377,7 @@ def delivery_traffic(
         return Traffic()
     size = prod(sum(chunks) for chunks in produced)
     missing = size - prod(axis_delivery(p, c) for p, c in zip(produced, consumed)) if workers > 1 else 0
-    outside = size - stays(produced, consumed, hosts)
-    return Traffic(
-        missing * itemsize,
-        repartition_messages(produced, consumed, missing),
-        tasks=repartition_tasks(produced, consumed),
-        crossing=min(outside, missing) * itemsize,
-    )
+    return _shipped(produced, consumed, missing, itemsize, hosts)
 
 
 def spread(blocks: int, workers: int) -> tuple[int, ...]:
