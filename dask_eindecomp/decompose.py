@@ -8,7 +8,7 @@ its peak memory and its number of tasks, are met by making what breaks them dear
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from dask_eindecomp.candidates import (
     worth_trying,
 )
 from dask_eindecomp.elimination import Factor, Late, Table, gap_of, minimise
-from dask_eindecomp.graph import EinGraph
+from dask_eindecomp.graph import EinGraph, Node
 from dask_eindecomp.partition import Chunks
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.pricing import OBJECTIVES, Pricing, price, received
@@ -36,6 +36,9 @@ __all__ = ["BudgetError", "DecomposeError", "PlanningTimeout", "decompose"]
 
 ROUNDS = 12
 """Most times a plan that breaks a limit is made anew."""
+
+FINER = 4
+"""Most times that twice as many tiles are tried where no plan fits a worker's memory."""
 
 
 class DecomposeError(ValueError):
@@ -175,7 +178,7 @@ class _Planner:
         best = first = self.solve(tables)
         limit = self.budget.memory
         if limit is not None and best.plan.traffic.peak_nbytes > limit:
-            best = self.less_memory(tables, best, limit)
+            tables, best = self.less_memory(pricing, tables, best, limit)
         if max_tasks is not None and best.plan.traffic.tasks > max_tasks:
             best = self.fewer_tasks(best, max_tasks)
         if best is first:
@@ -202,11 +205,19 @@ class _Planner:
 
     # candidates and tables
 
-    def candidates(self, pricing: Pricing) -> dict[str, Space]:
-        """Candidate partitions; expressions of one kind share one space, and so every table made of it."""
+    @property
+    def free(self) -> bool:
+        """Whether any number of tiles will do."""
+        return self.objective == "seconds" and self.tiles is None
+
+    def candidates(self, pricing: Pricing, finer: int = 0) -> dict[str, Space]:
+        """Candidate partitions; expressions of one kind share one space, and so every table made of it.
+
+        Their numbers of tiles are doubled ``finer`` times beyond the usual ones.
+        """
         seconds, graph, topology = self.objective == "seconds", self.graph, self.topology
-        free = seconds and self.tiles is None
-        counts = tile_counts(topology.slots) if free else [self.tiles or topology.slots]
+        counts = tile_counts(topology.slots) if self.free else [self.tiles or topology.slots]
+        counts += [counts[-1] << more for more in range(1, finer + 1)]
         usual = usual_cuts(graph) if seconds else {}
         known: dict[int, Space] = {}
         for node in graph.nodes.values():
@@ -216,9 +227,9 @@ class _Planner:
             if self.late():
                 raise Late
             space = space_of(
-                graph, node, counts, topology, self.budget, usual, self.objective == "paper", free
+                graph, node, counts, topology, self.budget, usual, self.objective == "paper", self.free
             )
-            if free and len(space) > MANY:
+            if self.free and not finer and len(space) > MANY:
                 space = worth_trying(space, pricing.node_costs(node, space), topology.slots)
             known[kind] = space
         return {name: known[graph.kinds[name]] for name in graph.nodes}
@@ -263,21 +274,23 @@ class _Planner:
 
     # limits on the whole plan
 
-    def less_memory(self, tables: _Tables, first: _Solution, limit: int) -> _Solution:
-        """A plan whose peak is within the limit: bytes held at the peak are made dearer until it is."""
-        alone, weight = dict(tables.alone), first.plan.cost / limit
-        least = solution = first
-        for _ in range(ROUNDS):
-            if self.late():
+    def less_memory(
+        self, pricing: Pricing, tables: _Tables, first: _Solution, limit: int
+    ) -> tuple[_Tables, _Solution]:
+        """A plan whose peak is within the limit, and the tables it was found in: more tiles are tried if need be."""
+        best = self.lightened(pricing, tables, first, limit)
+        for finer in range(1, FINER + 1):
+            if not self.free or best.plan.traffic.peak_nbytes <= limit:
                 break
-            for name, nbytes in self.held_at_peak(solution):
-                alone[name] = alone[name] + weight * nbytes
-            solution = self.solve(_Tables(alone, tables.factors))
-            if solution.plan.traffic.peak_nbytes < least.plan.traffic.peak_nbytes:
-                least = solution
-            if solution.plan.traffic.peak_nbytes <= limit:
-                return solution
-        peak = max(least.plan.choices, key=lambda choice: choice.join.peak_nbytes)
+            try:
+                self.spaces = self.candidates(pricing, finer)
+                tables = self.tables(pricing)
+            except Late:
+                break
+            best = self.lightened(pricing, tables, self.solve(tables), limit)
+        if best.plan.traffic.peak_nbytes <= limit:
+            return tables, best
+        peak = max(best.plan.choices, key=lambda choice: choice.join.peak_nbytes)
         needed = peak.join.peak_nbytes
         raise BudgetError(
             f"{peak.title} ({peak.einsum}) needs {needed:,} bytes on each of {self.topology.workers} workers, all "
@@ -285,31 +298,63 @@ class _Planner:
             "workers would do"
         )
 
-    def held_at_peak(self, solution: _Solution) -> Iterator[tuple[str, Table]]:
-        """For each expression that holds something at the peak of a plan the bytes that each candidate holds."""
+    def lightened(self, pricing: Pricing, tables: _Tables, first: _Solution, limit: int) -> _Solution:
+        """The first plan whose peak is within the limit as bytes held at the peak are made dearer, else the lightest."""
+        alone, factors, weight = dict(tables.alone), list(tables.factors), first.plan.cost / limit
+        least = solution = first
+        for _ in range(ROUNDS):
+            if solution.plan.traffic.peak_nbytes <= limit or self.late():
+                break
+            held, passed = self.held_at_peak(pricing, solution)
+            for name, nbytes in held.items():
+                alone[name] = alone[name] + weight * nbytes
+            factors += [replace(one, table=weight * one.table) for one in passed]
+            solution = self.solve(_Tables(alone, factors))
+            if solution.plan.traffic.peak_nbytes < least.plan.traffic.peak_nbytes:
+                least = solution
+        return least
+
+    def held_at_peak(self, pricing: Pricing, solution: _Solution) -> tuple[dict[str, Table], list[Factor]]:
+        """Bytes that candidates hold of what is there at the peak of a plan.
+
+        Of what may be passed on tile by tile that depends on the candidate of its reader too.
+        """
+        graph, spaces, topology = self.graph, self.spaces, self.topology
         highest, at = -1, ""
         there: dict[str, int] = {}
         partitions = solution.plan.partitions
-        arrived = received(self.graph, partitions, self.topology)
-        for name, total, here in memory.timeline(self.graph, partitions, self.topology, arrived):
+        arrived = received(graph, partitions, topology)
+        for name, total, here in memory.timeline(graph, partitions, topology, arrived):
             if total > highest:
                 highest, at, there = total, name, dict(here)
-        for name, space in self.spaces.items():
-            node = self.graph.nodes[name]
-            step = memory.held(self.graph, node, space.parts, self.topology)
+        alone: dict[str, Table] = {}
+        factors = []
+        for name, space in spaces.items():
+            node = graph.nodes[name]
+            step = memory.held(graph, node, space.parts, topology)
             nbytes = np.zeros(len(space))
             if name == at:
                 nbytes = nbytes + step.partials
-            if there.get(name):
-                passed = len(readers := self.graph.readers[name]) == 1 and self.graph.passes_on(
-                    name, readers[0][0], partitions
-                )
-                nbytes = nbytes + (step.running if passed else step.result)
+            if there.get(name) and graph.may_pass_on(name):
+                factors.append(self._passed_on(pricing, node, step))
+            elif there.get(name):
+                nbytes = nbytes + step.result
             for source, needed in zip(node.inputs, step.operands):
-                if there.get(source):
+                if there.get(source) and not (source in graph.nodes and graph.may_pass_on(source)):
                     nbytes = nbytes + needed
             if nbytes.any():
-                yield name, nbytes
+                alone[name] = nbytes
+        return alone, factors
+
+    def _passed_on(self, pricing: Pricing, node: Node, step: memory.Held) -> Factor:
+        """Bytes held of a tensor with one reader, for every pair of candidates."""
+        ((reader, operand),) = self.graph.readers[node.name]
+        theirs, mine = self.spaces[node.name], self.spaces[reader]
+        taking = self.graph.nodes[reader]
+        passed = pricing.passed_on(node, theirs, taking, mine, taking.expression.operands[operand])
+        whole, running = np.zeros((2, len(passed.table)))
+        whole[passed.classes[0]], running[passed.classes[0]] = step.result, step.running
+        return replace(passed, table=np.where(passed.table, running[:, None], whole[:, None]))
 
     def fewer_tasks(self, first: _Solution, limit: int) -> _Solution:
         """A plan of no more tasks than the limit: tasks are made dearer until it is."""

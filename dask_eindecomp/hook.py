@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from itertools import product
+from math import prod
 from typing import Any
 
 import dask
@@ -24,6 +25,7 @@ from dask.system import CPU_COUNT
 from dask_eindecomp.cache import Plans
 from dask_eindecomp.config import setting
 from dask_eindecomp.contract import contract, pairwise_flops
+from dask_eindecomp.cost import Traffic
 from dask_eindecomp.decompose import BudgetError, PlanningTimeout, decompose
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contraction, lift
@@ -129,11 +131,7 @@ class EinDecomp:
         if free:
             lifted = replace(lifted, graph=_freed(dsk, lifted, free))
         graph = contract(lifted.graph)
-        limits = {
-            "memory_limit": self.memory_limit,
-            "max_block_bytes": setting("max-block-bytes", self.max_block_bytes),
-            "max_tasks": setting("max-tasks", self.max_tasks),
-        }
+        limits = self._limits()
         timeout = setting("planning-timeout", self.planning_timeout)
 
         def make() -> Plan:
@@ -162,6 +160,14 @@ class EinDecomp:
         path = setting("topology")
         return Topology.load(path) if self.measured is None and path else self.measured
 
+    def _limits(self) -> dict[str, Any]:
+        """What the user allows a plan; None where nothing is said."""
+        return {
+            "memory_limit": self.memory_limit,
+            "max_block_bytes": setting("max-block-bytes", self.max_block_bytes),
+            "max_tasks": setting("max-tasks", self.max_tasks),
+        }
+
     def _verdict(self, lifted: Lifted, plan: Plan) -> str:
         margin = setting("margin", self.margin)
         if not lifted.graph.nodes:
@@ -172,7 +178,9 @@ class EinDecomp:
             return "applied: forced"
         if not lifted.contracts:
             return "left to Dask: no expression joins and aggregates"
-        assert plan.baseline_seconds is not None
+        assert plan.baseline is not None and plan.baseline_seconds is not None
+        if beyond := _beyond(lifted.graph, plan.baseline, **self._limits()):
+            return f"applied: as it came, {beyond}"
         if plan.seconds > (1 - margin) * plan.baseline_seconds:
             return f"left to Dask: not {margin:.0%} cheaper than the graph as it came"
         return (
@@ -238,6 +246,29 @@ def _as_it_came(graph: EinGraph, topology: Topology) -> Plan:
             join = replace(join, flops=flops)
         choices.append(replace(choice, join=join, aggregate=combined, seconds=seconds))
     return replace(plan, choices=tuple(choices))
+
+
+def _beyond(
+    graph: EinGraph,
+    came: Traffic,
+    memory_limit: int | None,
+    max_block_bytes: int | None,
+    max_tasks: int | None,
+) -> str:
+    """Which limit the graph as it came does not keep; empty if it keeps them all."""
+    block = max(
+        prod(max(cut, default=0) for label, cut in node.came if label in node.expression.output)
+        * graph.itemsize(node.name)
+        for node in graph.nodes.values()
+    )
+    for name, limit, needed in (
+        ("memory_limit", memory_limit, came.peak_nbytes),
+        ("max-block-bytes", max_block_bytes, block),
+        ("max-tasks", max_tasks, came.tasks),
+    ):
+        if limit is not None and needed > limit:
+            return f"{needed:,} are beyond the {name} of {limit:,}"
+    return ""
 
 
 _logged: set[str] = set()

@@ -7,7 +7,8 @@ the copies until nobody reads the tensor any more; so what is held grows and shr
     copies          ██████████             until the last reader is done
     results           ████████████         from their expression to the last reader, or to the end
     made            ██                     blocks that are read or created on demand: for the tiles being computed
-    passed on         ██                   tiles that one tile of another expression wants: until that is computed
+    passed on         ██                   tiles that one tile of another expression wants: until that is known to be
+                                           computed, so those being computed and those before them
 
 The tiles of one worker are a run of them in row-major order, contracted labels last.
 """
@@ -42,9 +43,9 @@ class Held:
     result: Any
     """Its share of the result."""
     running: Any
-    """The tiles of the result it computes at a time."""
+    """The tiles of the result that are there at a time if each is passed on."""
     least: Any
-    """What it needs at any rate: of tensors that may be passed on tile by tile only the tiles being computed."""
+    """What it needs at any rate: of tensors that may be passed on tile by tile only the tiles there at a time."""
 
 
 def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topology) -> Held:
@@ -63,6 +64,9 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
         along[label] = _lesser(parts[label], left)
         left = -(-left // along[label])
     at_once = at_most(mine, topology.threads)
+    passing = at_most(
+        mine, 2 * topology.threads
+    )  # a tile goes when the scheduler says so: by then the next is made
     operands, least = [], []
     for labels, source in zip(expression.operands, node.inputs):
         given = graph.inputs.get(source)
@@ -75,14 +79,15 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
         gathered = tile * prod(along[label] for label in dict.fromkeys(labels))
         operands.append(at_most(gathered, graph.nbytes(source)))
         passed = source in graph.nodes and graph.may_pass_on(source)
-        least.append(tile * at_once if passed else operands[-1])
+        least.append(_lesser(tile * passing, operands[-1]) if passed else operands[-1])
     itemsize = np.dtype(node.dtype).itemsize
     tile = cost.tile_nbytes(expression.output, extents, parts, itemsize)
     blocks = prod(parts[label] for label in expression.output)
     combined = prod(parts[label] for label in expression.contracted)
     results = -(-blocks // topology.workers)
     partials = (combined > 1) * tile * (mine + results * (combined - 1))
-    result, running = tile * results, tile * at_once
+    result = tile * results
+    running = _lesser(tile * passing, result)
     needed = sum(least) + partials + (running if graph.may_pass_on(node.name) else result)
     return Held(tuple(operands), partials, result, running, needed)
 
@@ -157,7 +162,7 @@ def timeline(
             if now > here[source]:
                 total += now - here[source]
                 here[source] = now
-        # a tile that only one other wants is gone when that is computed, which comes right after it
+        # a tile that only one other wants goes when that is computed, which comes right after it
         owned[node.name] = step.running if node.name in passing else step.result
         here[node.name] = owned[node.name] + step.partials
         total += here[node.name]

@@ -146,10 +146,23 @@ class Pricing:
         rows, which = theirs.project(producer.expression.output)
         columns, mine_which = mine.project(labels)
         table = self.between(producer, theirs, rows, mine, labels, columns)
-        scope = (producer.name, reader.name)
         if self.objective != "seconds" or not self.graph.may_inline(producer.name, reader.name):
-            return Factor(scope, table, (which, mine_which))
-        # where no other label is cut, the producer's tasks run inside the reader's
+            return Factor((producer.name, reader.name), table, (which, mine_which))
+        # tiles that are wanted one by one are computed inside the reader's tasks
+        passed = self.passed_on(producer, theirs, reader, mine, labels)
+        blocks = _tiles(
+            theirs.cuts, [theirs.labels.index(label) for label in producer.expression.output], rows
+        )
+        spared = np.tile(blocks * self.topology.task_overhead, 2)[:, None]
+        return replace(passed, table=np.tile(table, (2, 2)) - np.where(passed.table, spared, 0.0))
+
+    def passed_on(self, producer: Node, theirs: Space, reader: Node, mine: Space, labels: Labels) -> Factor:
+        """Whether each tile of a producer is wanted by one tile of its reader: ``EinGraph.passes_on`` for all candidates.
+
+        Classes are the grids twice: of candidates that cut other labels too, then of those that do not.
+        """
+        rows, which = theirs.project(producer.expression.output)
+        columns, mine_which = mine.project(labels)
         aligned = self._pairs(producer, theirs, rows, mine, labels, columns)["equal"]
         blocks = _tiles(
             theirs.cuts, [theirs.labels.index(label) for label in producer.expression.output], rows
@@ -157,9 +170,10 @@ class Pricing:
         wanted = _tiles(mine.cuts, [mine.labels.index(label) for label in labels], columns)
         simple = blocks[which] == prod(theirs.parts.values(), start=np.ones(len(theirs)))
         bare = wanted[mine_which] == prod(mine.parts.values(), start=np.ones(len(mine)))
-        inlined = table - np.where(aligned, blocks[:, None] * self.topology.task_overhead, 0.0)
-        both = np.block([[table, table], [table, inlined]])
-        return Factor(scope, both, (which + simple * len(rows), mine_which + bare * len(columns)))
+        never = np.zeros_like(aligned)
+        table = np.block([[never, never], [never, aligned]])
+        classes = (which + simple * len(rows), mine_which + bare * len(columns))
+        return Factor((producer.name, reader.name), table, classes)
 
     def delivery(self, producer: Node, space: Space, promised: Chunks) -> Table:
         """Cost of cutting a result into the chunks it was promised in, for every candidate."""

@@ -580,12 +580,23 @@ def test_the_peak_of_the_whole_plan_is_brought_under_the_limit() -> None:
 
 def test_a_whole_plan_that_cannot_fit_is_refused_though_each_expression_would() -> None:
     nodes = {f"T{n}": ("ij,jk->ik", "A", "B") for n in range(6)}
-    nodes |= {"S0": ("ij,ij->ij", "T0", "T1")}
-    nodes |= {f"S{n}": ("ij,ij->ij", f"S{n - 1}", f"T{n + 1}") for n in range(1, 5)}
+    nodes |= {"S0": ("ij,jk->ik", "T0", "T1")}
+    nodes |= {f"S{n}": ("ij,jk->ik", f"S{n - 1}", f"T{n + 1}") for n in range(1, 5)}
     graph = square(64, nodes, inputs="AB")
-    alone = decompose(single("ij,jk->ik", {"i": 64, "j": 64, "k": 64}), topology=Topology(workers=1))
+    # two products and their own fit, six products that are all read later do not
+    limit = 3 * graph.nbytes("T0")
     with pytest.raises(BudgetError, match="all that is held beside it included, but may have"):
-        decompose(graph, topology=Topology(workers=1), memory_limit=alone.traffic.peak_nbytes)
+        decompose(graph, topology=Topology(workers=1), memory_limit=limit)
+
+
+def test_more_tiles_are_tried_where_the_whole_plan_is_over_the_limit() -> None:
+    # the product is passed on, two tiles of it at a time: with four tiles a worker that is half of it
+    nodes = {"T": ("ij,jk->ik", "A", "B"), "U": ("ij->ij", "T", {"join": "exp"}), "V": ("ij->i", "U")}
+    graph = EinGraph.from_spec({"A": (512, 2), "B": (2, 512)}, nodes, ["V"])
+    limit = graph.nbytes("T") // 3
+    plan = decompose(graph, topology=Topology(workers=1), memory_limit=limit)
+    assert plan.traffic.peak_nbytes <= limit
+    assert {choice.tiles for choice in plan.choices} & {8, 16, 32, 64}
 
 
 # Budgets

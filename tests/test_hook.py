@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -633,6 +634,30 @@ def test_no_plan_has_more_tasks_than_the_setting_allows(way: str) -> None:
         with dask.config.set(array_optimize=hook_, scheduler="synchronous"):
             np.testing.assert_allclose((a @ a @ a).compute(), x @ x @ x)
     assert not plan.refused and plan.traffic.tasks <= 5
+
+
+@pytest.mark.parametrize(
+    ("chunks", "limit", "allowed", "named"),
+    [
+        (64, "memory_limit", 90_000, "memory_limit"),
+        (64, "max_block_bytes", 1 << 14, "max-block-bytes"),
+        (16, "max_tasks", 20, "max-tasks"),
+    ],
+)
+def test_a_limit_that_the_graph_as_it_came_breaks_is_kept_though_that_saves_nothing(
+    chunks: int, limit: str, allowed: int, named: str
+) -> None:
+    x, a = matrix(extent=64, chunks=chunks)
+    product = (a @ a).sum(axis=0)
+    quick = EinDecomp(topology=Topology(workers=1, task_overhead=0.0, small_tile=0), margin=0.9)
+    assert explain(product, hook=quick).verdict.startswith("left to Dask: not 90% cheaper")
+    limited = replace(quick, **{limit: allowed})
+    verdict = explain(product, hook=limited).verdict
+    assert re.fullmatch(rf"applied: as it came, [\d,]+ are beyond the {named} of {allowed:,}", verdict), (
+        verdict
+    )
+    with dask.config.set(array_optimize=limited, scheduler="synchronous"):
+        np.testing.assert_allclose(product.compute(), (x @ x).sum(axis=0))
 
 
 def test_a_plan_that_takes_too_long_leaves_the_graph_to_dask() -> None:
