@@ -639,7 +639,7 @@ def test_no_plan_has_more_tasks_than_the_setting_allows(way: str) -> None:
 @pytest.mark.parametrize(
     ("chunks", "limit", "allowed", "named"),
     [
-        (64, "memory_limit", 90_000, "memory_limit"),
+        (64, "memory_limit", 80_000, "memory_limit"),
         (64, "max_block_bytes", 1 << 14, "max-block-bytes"),
         (16, "max_tasks", 20, "max-tasks"),
     ],
