@@ -9,7 +9,7 @@ import dask.array as da
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_eindecomp.hook import EinDecomp, apply, free_name, refuse_query_planning
+from dask_eindecomp.hook import EinDecomp, apply, free_name, placed, refuse_query_planning
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
@@ -49,8 +49,8 @@ def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | No
     """
     hook = _settled(hook, topology)
     dsk, keys = _merged(arrays)
-    _, _, plan = hook.plan(dsk, keys)
-    return plan
+    _, graph, plan = hook.plan(dsk, keys)
+    return placed(graph, plan)
 
 
 def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecomp | None = None) -> Any:

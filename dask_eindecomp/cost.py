@@ -21,16 +21,18 @@ from typing import Any
 import numpy as np
 
 from dask_eindecomp.expression import Expression, Labels
-from dask_eindecomp.partition import Chunks, Cut, boundaries
+from dask_eindecomp.partition import Chunks, Cut, boundaries, factorisations
 
 __all__ = [
     "Traffic",
     "aggregate_traffic",
+    "bundles",
     "delivery_traffic",
     "given_traffic",
     "join_traffic",
     "kernel_nbytes",
     "largest_overlap",
+    "making_traffic",
     "nests",
     "paper_aggregate",
     "paper_join",
@@ -129,11 +131,13 @@ def join_traffic(
     itemsizes: tuple[int, ...],
     workers: int | None = None,
     hosts: int = 1,
+    bundle: Mapping[str, Any] | None = None,
 ) -> Traffic:
     """What the join ships beyond one copy of each input tile: the all-gather of the grid.
 
     ``itemsizes`` are the bytes of one element of each operand.  No more than one copy reaches each of ``workers``;
-    None is as many workers as tiles.  Workers of one host come before those of the next.
+    None is as many workers as tiles.  Workers of one host come before those of the next.  ``bundle`` is how many
+    tiles of one worker stand together along each label, one by default.
 
     >>> matmul = Expression.parse("ij,jk->ik")
     >>> join_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, (8, 8)).nbytes
@@ -142,7 +146,7 @@ def join_traffic(
     nbytes = messages = crossing = 0
     for labels, itemsize in zip(expression.operands, itemsizes):
         distinct = tuple(dict.fromkeys(labels))  # a diagonal's tiles off it are never read
-        copies = further_copies(expression, labels, parts, workers)
+        copies = further_copies(expression, labels, parts, workers, bundle)
         size = prod(extents[label] for label in distinct) * itemsize
         nbytes += size * copies
         messages += prod(parts[label] for label in distinct) * copies
@@ -153,14 +157,19 @@ def join_traffic(
 
 
 def further_copies(
-    expression: Expression, labels: Labels, parts: Mapping[str, Any], workers: int | None = None
+    expression: Expression,
+    labels: Labels,
+    parts: Mapping[str, Any],
+    workers: int | None = None,
+    bundle: Mapping[str, Any] | None = None,
 ) -> Any:
     """Copies of each tile of an operand that are needed beyond the first: one for each cut of a label it lacks.
 
     >>> further_copies(Expression.parse("ij,jk->ik"), ("i", "j"), {"i": 2, "j": 2, "k": 3})
     2
     """
-    copies = prod(parts[label] for label in expression.labels if label not in labels) - 1
+    across = _across(parts, bundle)
+    copies = prod(across[label] for label in expression.labels if label not in labels) - 1
     return copies if workers is None else at_most(copies, workers - 1)
 
 
@@ -171,8 +180,9 @@ def aggregate_traffic(
     itemsize: int,
     workers: int | None = None,
     hosts: int = 1,
+    bundle: Mapping[str, Any] | None = None,
 ) -> Traffic:
-    """What the aggregate ships: every partial result but the one already in place; nothing on one worker.
+    """What the aggregate ships: a partial result of every worker but one; nothing on one worker.
 
     >>> matmul = Expression.parse("ij,jk->ik")
     >>> aggregate_traffic(matmul, {"i": 16, "j": 16, "k": 16}, {"i": 2, "j": 2, "k": 2}, 8).nbytes
@@ -181,17 +191,72 @@ def aggregate_traffic(
     partials = prod(parts[label] for label in expression.contracted)
     size = prod(extents[label] for label in expression.output)
     tiles = prod(parts[label] for label in expression.output)
-    travelling = (partials - 1) * (workers != 1)
+    apart = prod(_across(parts, bundle)[label] for label in expression.contracted)
+    travelling = (apart - 1) * (workers != 1)
+    # those of one worker are added up there first
+    there = 0 if workers == 1 else tiles * apart * (apart < partials) * (apart > 1)
     crossing = 0
     if workers is not None and hosts > 1:
-        crossing = size * itemsize * at_least(partials - -(-workers // hosts), 0)
+        crossing = size * itemsize * at_least(apart - -(-workers // hosts), 0)
     return Traffic(
         nbytes=size * travelling * itemsize,
         messages=tiles * travelling,
         flops=size * (partials - 1),
-        tasks=tiles * (partials > 1),
+        tasks=tiles * (partials > 1) + there,
         crossing=crossing,
     )
+
+
+def _across(parts: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Cuts of each label that lie between workers."""
+    return parts if bundle is None else {label: -(-count // bundle[label]) for label, count in parts.items()}
+
+
+def bundles(
+    expression: Expression,
+    extents: Mapping[str, int],
+    parts: Mapping[str, Any],
+    itemsizes: tuple[int, ...],
+    itemsize: int,
+    workers: int,
+) -> dict[str, Any]:
+    """How the tiles of one worker stand together where there are more tiles than workers: tiles along each label.
+
+    Of all blocks of tiles that share the work out evenly the one with which join and aggregate ship least; one tile
+    each where nothing else divides.
+
+    >>> matmul, extents = Expression.parse("ij,jk->ik"), {"i": 64, "j": 8, "k": 8}
+    >>> bundles(matmul, extents, {"i": 4, "j": 1, "k": 4}, (8, 8), 8, workers=4)
+    {'i': 1, 'j': 1, 'k': 4}
+    """
+    if workers == 1 or not parts:
+        return dict(parts)
+    labels = tuple(parts)
+    counts = np.stack(np.broadcast_arrays(*(np.asarray(parts[label], dtype=np.int64) for label in labels)))
+    several = counts.ndim > 1
+    counts = counts.reshape(len(labels), -1)
+    share = -(-counts.prod(axis=0) // workers)
+    chosen = np.ones_like(counts)
+    for most in np.unique(share[share > 1]).tolist():
+        mine = np.flatnonzero(share == most)
+        grid = counts[:, mine]
+        rows = factorisations(most, tuple(grid.max(axis=1).tolist()), False)
+        if not len(rows):
+            continue
+        block = dict(zip(labels, np.minimum(rows.T[:, :, None], grid[:, None, :])))
+        cut = {label: np.broadcast_to(grid[axis], block[label].shape) for axis, label in enumerate(labels)}
+        joined = join_traffic(expression, extents, cut, itemsizes, workers, bundle=block)
+        combined = aggregate_traffic(expression, extents, cut, itemsize, workers, bundle=block)
+        between = prod(_across(cut, block).values())
+        moved = np.where(
+            between <= workers, joined.nbytes + combined.nbytes + np.zeros(between.shape), np.inf
+        )
+        best = moved.argmin(axis=0)
+        fits = np.flatnonzero(np.isfinite(moved.min(axis=0)))
+        for axis, label in enumerate(labels):
+            chosen[axis, mine[fits]] = block[label][best, np.arange(len(mine))][fits]
+    kept = chosen if several else chosen[:, 0].tolist()
+    return dict(zip(labels, kept))
 
 
 def kernel_nbytes(
@@ -387,6 +452,33 @@ def spread(blocks: int, workers: int) -> tuple[int, ...]:
     (0, 0, 0, 1, 1)
     """
     return tuple(block * workers // blocks for block in range(blocks))
+
+
+def making_traffic(made: Chunks, consumed: Chunks, itemsize: int, workers: int, hosts: int = 1) -> Traffic:
+    """What is shipped from blocks that are made when they are read, each where most of it is wanted.
+
+    >>> making_traffic(((2, 2), (4,)), ((4,), (2, 2)), 1, 4).nbytes, making_traffic(((1,) * 4,), ((4,),), 1, 4).nbytes
+    (8, 0)
+    """
+    if made == consumed:
+        return Traffic()
+    size = prod(sum(chunks) for chunks in made)
+    missing = size - prod(axis_delivery(c, m) for m, c in zip(made, consumed)) if workers > 1 else 0
+    return _shipped(made, consumed, missing, itemsize, hosts)
+
+
+def portions(count: int, shares: tuple[int, ...]) -> tuple[int, ...]:
+    """How ``count`` tiles are dealt out in proportion to shares: rounded down, the rest to the largest remainders.
+
+    >>> portions(8, (1, 3)), portions(3, (2, 2))
+    ((2, 6), (2, 1))
+    """
+    total = sum(shares)
+    whole = [count * share // total for share in shares]
+    rest = sorted(range(len(shares)), key=lambda worker: (-(count * shares[worker] % total), worker))
+    for worker in rest[: count - sum(whole)]:
+        whole[worker] += 1
+    return tuple(whole)
 
 
 @lru_cache(maxsize=65536)

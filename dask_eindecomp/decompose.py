@@ -264,7 +264,7 @@ class _Planner:
                     factor = once(key, pricing.edge, producer, spaces[source], node, space, labels)
                     factors.append(Factor((source, node.name), factor.table, factor.classes))
                 elif given.chunks is not None and pricing.objective != "paper":
-                    key = ("given", given.chunks, given.owners, given.dtype, kind, labels)
+                    key = ("given", given.chunks, given.owners, given.stays, given.dtype, kind, labels)
                     terms.append(once(key, pricing.reading, source, space, labels))
             for chunks in promised.get(node.name, ()):
                 terms.append(once(("promised", kind, chunks), pricing.delivery, node, space, chunks))

@@ -202,11 +202,19 @@ eindecomp = EinDecomp()
 def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan: Plan) -> HighLevelGraph:
     """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser."""
     topology = plan.topology
-    placed = 1 < topology.workers == len(topology.addresses)
-    lowered = lower(graph, plan.partitions, place(graph, plan.partitions, topology) if placed else None)
+    known = 1 < topology.workers == len(topology.addresses)
+    placement = place(graph, plan.partitions, topology) if known else None
+    lowered = lower(graph, plan.partitions, placement)
     outputs = [output.name for output in graph.outputs]
     workers = {key: topology.addresses[number] for key, number in lowered.workers.items()}
     return splice(dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs, workers)
+
+
+def placed(graph: EinGraph, plan: Plan) -> Plan:
+    """The plan with what its placement ships; as it is if it will not run or there is one worker."""
+    if plan.refused or plan.topology.workers == 1:
+        return plan
+    return plan.placed(place(graph, plan.partitions, plan.topology))
 
 
 def free_name(name: str) -> str:
@@ -293,7 +301,7 @@ def find_topology(home: str | None = None, measured: Topology | None = None) -> 
     found = _workers_found(home)
     if measured is None:
         return found
-    who = ("workers", "threads", "memory", "addresses", "hosts")
+    who = ("workers", "threads", "shares", "memory", "addresses", "hosts")
     return replace(measured, **{name: getattr(found, name) for name in who})
 
 
@@ -385,7 +393,8 @@ def _of_workers(workers: list[tuple[str, int, int]]) -> Topology:
     """A cluster's topology from address, threads and memory limit of each worker."""
     if not workers:
         return _of_this_process()
-    threads = max(1, round(sum(count for _, count, _ in workers) / len(workers)))
+    shares = tuple(count for _, count, _ in workers)
+    threads = max(1, round(sum(shares) / len(workers)))
     limits = [limit for _, _, limit in workers if limit]
     addresses = tuple(address for address, _, _ in workers)
     hosts = {host_of(address) for address in addresses}
@@ -394,6 +403,7 @@ def _of_workers(workers: list[tuple[str, int, int]]) -> Topology:
     return Topology(
         workers=len(workers),
         threads=threads,
+        shares=shares if len(set(shares)) > 1 else (),
         memory=min(limits, default=Topology().memory),
         addresses=addresses,
         hosts=len(hosts),

@@ -207,6 +207,8 @@ class _Lowering:
         key = (self.names[source], *index)
         if source in self.graph.inputs:
             self.reads.add(key)
+            if not self.graph.inputs[source].stays:
+                self.meant_for_block(key, source, index)
         if all(whole for *_, whole in piece):
             return self.inlined.pop(key, None) or TaskRef(key)
         bounds = tuple((start, stop) for _, start, stop, _ in piece)
@@ -224,8 +226,9 @@ class _Lowering:
             depth = shape[: len(node.step.labels)]
             tasks[key] = Task(key, kernels.TreeReduce(node.finish, depth), List(*map(TaskRef, keys)))
             return
-        level = 0
         kernel = kernels.Sum("float32" if node.dtype == "float16" else node.dtype)
+        keys = self.summed_where_they_are(key, keys, name, kernel)
+        level = 0
         while len(keys) > FAN_IN:
             groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
             keys = [(name, *key[1:], level, number) for number in range(len(groups))]
@@ -235,6 +238,25 @@ class _Lowering:
                     self.workers[one] = self.workers[group[0]]
             level += 1
         tasks[key] = Task(key, kernels.Sum(node.dtype, node.finish), List(*map(TaskRef, keys)))
+
+    def summed_where_they_are(self, key: Any, keys: list[Any], layer: str, kernel: kernels.Sum) -> list[Any]:
+        """One partial result a worker, that of the worker which adds them all up first."""
+        if self.placement is None:
+            return keys
+        groups: dict[int, list[Any]] = {self.workers[key]: []}
+        for one in keys:
+            groups.setdefault(self.workers[one], []).append(one)
+        if len(groups) == 1:
+            return keys
+        found = []
+        for worker, group in groups.items():
+            if len(group) > 1:
+                one = (layer, *key[1:], "here", worker)
+                self.layers[layer][one] = Task(one, kernel, List(*map(TaskRef, group)))
+                self.workers[one] = worker
+                group = [one]
+            found += group
+        return found
 
     # outputs
 

@@ -10,7 +10,7 @@ the copies until nobody reads the tensor any more; so what is held grows and shr
     passed on         ██                   tiles that one tile of another expression wants: until that is known to be
                                            computed, so those being computed and those before them
 
-The tiles of one worker are a run of them in row-major order, contracted labels last.
+The tiles of one worker are a block of the tile grid.
 """
 
 from __future__ import annotations
@@ -58,11 +58,9 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
     """
     extents, expression = dict(node.extents), node.expression
     mine = -(-prod(parts.values()) // topology.workers)
-    # a run of tiles takes the last labels whole before it goes on along the one before
-    left, along = mine, {}
-    for label in reversed((*expression.output, *expression.contracted)):
-        along[label] = _lesser(parts[label], left)
-        left = -(-left // along[label])
+    itemsizes = tuple(graph.itemsize(source) for source in node.inputs)
+    itemsize = np.dtype(node.dtype).itemsize
+    along = cost.bundles(expression, extents, parts, itemsizes, itemsize, topology.workers)
     at_once = at_most(mine, topology.threads)
     passing = at_most(
         mine, 2 * topology.threads
@@ -80,7 +78,6 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
         operands.append(at_most(gathered, graph.nbytes(source)))
         passed = source in graph.nodes and graph.may_pass_on(source)
         least.append(_lesser(tile * passing, operands[-1]) if passed else operands[-1])
-    itemsize = np.dtype(node.dtype).itemsize
     tile = cost.tile_nbytes(expression.output, extents, parts, itemsize)
     blocks = prod(parts[label] for label in expression.output)
     combined = prod(parts[label] for label in expression.contracted)

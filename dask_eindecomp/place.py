@@ -1,15 +1,18 @@
 """Which worker runs which tile.
 
 Tiles go where most of what they read already lies, evenly: no worker gets more of an expression's tiles than its
-share.  Where a worker runs several tiles, what one of them fetched is there for the next.
+share.  Where there are more tiles than workers, each worker runs a block of neighbouring tiles, which read the same.
 
     blocks of A, by worker    0 0 1 1        tiles of i, by worker    0 1
                               0 0 1 1   ─▶   (A cut by columns)       0 1
+
+Blocks that are only made when they are read are made where they are used.  What is shipped is counted on the way, block
+by block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,10 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_eindecomp import cost
+from dask_eindecomp.cost import Traffic
 from dask_eindecomp.expression import Labels
 from dask_eindecomp.graph import EinGraph, Node
-from dask_eindecomp.partition import Chunks, Partition
-from dask_eindecomp.plan import Placement, Workers
+from dask_eindecomp.kernels import Reduction
+from dask_eindecomp.partition import Chunks, Partition, factorisations
+from dask_eindecomp.plan import Placement, Shipped, Workers
+from dask_eindecomp.shipping import Stock
 from dask_eindecomp.topology import Topology
 
 __all__ = ["place"]
@@ -28,9 +34,12 @@ __all__ = ["place"]
 MOST = 1 << 20
 """Pairs of workers and tiles of one expression beyond which tiles are dealt out in runs, wherever their inputs lie."""
 
+GRIDS = 12
+"""Most ways to share out the tiles of one expression that are looked at."""
+
 
 def place(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topology) -> Placement:
-    """Owners for every tile of every expression, those it reads placed before it.
+    """Owners for every tile of every expression, those it reads placed before it, and what that ships.
 
     >>> spec, rows = {"Z": ("ij->i", "A")}, ((4, 4), (8,))
     >>> g = EinGraph.from_spec({"A": (8, 8)}, spec, ["Z"], chunks={"A": rows})
@@ -38,19 +47,7 @@ def place(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
     >>> place(g, halves, Topology(workers=2)).tiles["Z"].tolist()
     [[0], [1]]
     """
-    workers = topology.workers
-    tiles: dict[str, Workers] = {}
-    blocks: dict[str, Workers] = {}
-    for given in graph.inputs.values():
-        if given.chunks is not None:
-            shape = tuple(map(len, given.chunks))
-            owners = cost.spread(prod(shape), workers) if given.owners is None else given.owners
-            blocks[given.name] = np.array(owners, dtype=np.int64).reshape(shape)
-    for node in graph.nodes.values():
-        mine = partitions[node.name]
-        tiles[node.name] = _tiles(graph, node, partitions, blocks, workers)
-        blocks[node.name] = _results(node, mine, tiles[node.name], workers)
-    return Placement(tiles, blocks)
+    return _Placing(graph, partitions, topology).run()
 
 
 @dataclass
@@ -58,55 +55,147 @@ class _Operand:
     """What tiles read of one tensor."""
 
     there: npt.NDArray[np.float64]
-    """Bytes of each wanted block that each worker holds, workers by blocks; grows as blocks are fetched."""
+    """Bytes of each wanted block that each worker holds, workers by blocks."""
     nbytes: npt.NDArray[np.float64]
     """Bytes of each wanted block."""
     number: npt.NDArray[np.int64]
     """Which of these blocks each tile reads, tiles in row-major order."""
 
 
-def _tiles(
-    graph: EinGraph,
-    node: Node,
-    partitions: Mapping[str, Partition],
-    blocks: Mapping[str, Workers],
-    workers: int,
-) -> Workers:
-    """The worker of each tile of one expression."""
-    mine, labels = partitions[node.name], node.expression.labels
-    shape = tuple(mine.parts[label] for label in labels)
-    count = prod(shape)
-    runs = np.array(cost.spread(count, workers), dtype=np.int64)
-    if workers == 1 or count * workers > MOST:
-        return runs.reshape(shape)
-    operands = []
-    for operand, source in zip(node.expression.operands, node.inputs):
-        produced = _grid(graph, source, partitions)
-        if produced is not None:
-            wanted, itemsize = mine.grid(operand), graph.itemsize(source)
-            there = _presence(blocks[source], produced, wanted, workers) * itemsize
-            sizes = there.sum(axis=0) if len(there) else there
-            operands.append(_Operand(there, sizes, _numbers(shape, labels, operand)))
-    if count <= workers:
-        return _one_each(operands, runs, workers).reshape(shape)
-    return _in_turn(operands, runs, workers).reshape(shape)
+class _Placing:
+    """Where everything is so far."""
+
+    def __init__(self, graph: EinGraph, partitions: Mapping[str, Partition], topology: Topology) -> None:
+        self.graph, self.partitions = graph, partitions
+        self.workers, self.shares = topology.workers, topology.shares
+        self.stocks: dict[str, Stock] = {}
+        self.tiles: dict[str, Workers] = {}
+        self.shipped: dict[str, Shipped] = {}
+
+    def run(self) -> Placement:
+        """Place every expression after those it reads, then what leaves."""
+        for given in self.graph.inputs.values():
+            if given.chunks is not None and (given.stays or given.owners is not None):
+                shape = tuple(map(len, given.chunks))
+                owners = cost.spread(prod(shape), self.workers) if given.owners is None else given.owners
+                self.stock(given.name, given.chunks, np.array(owners, dtype=np.int64).reshape(shape))
+        for node in self.graph.nodes.values():
+            self.node(node)
+        delivery = sum(
+            (self.delivered(output.source, output.chunks) for output in self.graph.outputs), Traffic()
+        )
+        blocks = {name: stock.owners for name, stock in self.stocks.items()}
+        return Placement(self.tiles, blocks, self.shipped, delivery)
+
+    def stock(self, name: str, chunks: Chunks, owners: Workers) -> None:
+        """Note where the blocks of a tensor are."""
+        self.stocks[name] = Stock(chunks, owners, self.graph.itemsize(name), self.workers)
+
+    def node(self, node: Node) -> None:
+        """Place the tiles of one expression, fetch what they read, and note where its result is."""
+        mine, labels = self.partitions[node.name], node.expression.labels
+        shape = tuple(mine.parts[label] for label in labels)
+        wanted = [mine.grid(operand) for operand in node.expression.operands]
+        numbers = [_numbers(shape, labels, operand) for operand in node.expression.operands]
+        operands = []
+        for source, grid, number in zip(node.inputs, wanted, numbers):
+            if source in self.stocks:
+                there = self.stocks[source].there(grid) * self.graph.itemsize(source)
+                operands.append(_Operand(there, _sizes(grid) * self.graph.itemsize(source), number))
+        tiles = self.best(node, shape, operands)
+        repartition, joined = Traffic(), Traffic()
+        for source, grid, number in zip(node.inputs, wanted, numbers):
+            needed = np.zeros((self.workers, prod(map(len, grid))), dtype=bool)
+            needed[tiles, number] = True
+            if source not in self.stocks:
+                self.make(source, grid, needed)
+            if source in self.stocks:
+                first, further = self.stocks[source].take(grid, needed)
+                repartition, joined = repartition + first, joined + further
+        self.tiles[node.name] = tiles.reshape(shape)
+        owners, combined = _results(node, mine, self.tiles[node.name], self.workers)
+        self.stock(node.name, mine.grid(node.expression.output), owners)
+        self.shipped[node.name] = Shipped(joined, combined, repartition)
+
+    def make(self, source: str, wanted: Chunks, needed: npt.NDArray[np.bool_]) -> None:
+        """Give the blocks that are made on demand to workers that need most of them."""
+        chunks = self.graph.inputs[source].chunks
+        if chunks is None:
+            return
+        uses = needed.reshape(self.workers, *map(len, wanted)).astype(float)
+        for have, want in zip(chunks, wanted):
+            uses = np.tensordot(uses, cost.overlaps(have, want).T.astype(float), axes=(1, 0))
+        # of equal ones the worker that makes fewest so far
+        flat, load = uses.reshape(self.workers, -1), np.zeros(self.workers)
+        owners = np.empty(flat.shape[1], dtype=np.int64)
+        for block in range(flat.shape[1]):
+            most = flat[:, block] == flat[:, block].max()
+            owners[block] = np.where(most, load, np.inf).argmin()
+            load[owners[block]] += 1
+        self.stock(source, chunks, owners.reshape(tuple(map(len, chunks))))
+
+    def best(self, node: Node, shape: tuple[int, ...], operands: list[_Operand]) -> Workers:
+        """The worker of each tile, row-major: the way to share them out that ships least."""
+        count, workers = prod(shape), self.workers
+        runs = np.array(cost.spread(count, workers), dtype=np.int64)
+        if workers == 1 or count * workers > MOST:
+            return runs
+        if self.shares:
+            return _in_turn(operands, runs, np.array(cost.portions(count, self.shares)))
+        if count <= workers:
+            return _assigned(operands, np.arange(count), workers)[0]
+        found: list[tuple[float, Workers]] = []
+        for group, partial in self.ways(node, shape):
+            owners, missing = _assigned(operands, group, workers)
+            found.append((missing + partial, owners[group]))
+        if not found:
+            return _in_turn(operands, runs, np.full(workers, -(-count // workers)))
+        return min(found, key=lambda one: one[0])[1]
+
+    def ways(self, node: Node, shape: tuple[int, ...]) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+        """Ways to put neighbouring tiles together, the group of each tile, and the bytes of partial results that ship."""
+        labels, expression = node.expression.labels, node.expression
+        parts, extents = dict(zip(labels, shape)), dict(node.extents)
+        share = -(-prod(shape) // self.workers)
+        itemsizes = tuple(map(self.graph.itemsize, node.inputs))
+        blocks = np.minimum(factorisations(share, shape, False), np.array(shape))
+        across = -(-np.array(shape) // blocks)
+        blocks = blocks[across.prod(axis=1) <= self.workers]
+        index = np.unravel_index(np.arange(prod(shape)), shape)
+        priced = []
+        for number, block in enumerate(blocks.tolist()):
+            bundle = dict(zip(labels, block))
+            joined = cost.join_traffic(expression, extents, parts, itemsizes, self.workers, bundle=bundle)
+            itemsize = np.dtype(node.dtype).itemsize
+            combined = cost.aggregate_traffic(
+                expression, extents, parts, itemsize, self.workers, bundle=bundle
+            )
+            priced.append((joined.nbytes + combined.nbytes, number, combined.nbytes))
+        for _, number, partial in sorted(priced)[:GRIDS]:
+            group = np.zeros(prod(shape), dtype=np.int64)
+            for axis, block in enumerate(blocks[number].tolist()):
+                group = group * -(-shape[axis] // block) + index[axis] // block
+            yield group, partial
+
+    def delivered(self, source: str, chunks: Chunks | None) -> Traffic:
+        """What it takes to cut a result into other chunks, each block put together where its largest piece lies."""
+        stock = self.stocks.get(source)
+        if stock is None or chunks is None or chunks == stock.chunks:
+            return Traffic()
+        longest = [cost.overlaps(*pair).argmax(axis=0) for pair in zip(stock.chunks, chunks)]
+        owners = stock.owners[np.ix_(*longest)].reshape(-1)
+        needed = np.zeros((self.workers, len(owners)), dtype=bool)
+        needed[owners, np.arange(len(owners))] = True
+        first, _ = stock.take(chunks, needed)
+        return first
 
 
-def _grid(graph: EinGraph, source: str, partitions: Mapping[str, Partition]) -> Chunks | None:
-    """The chunks a tensor is in; None if it may be had in any."""
-    if source in graph.inputs:
-        return graph.inputs[source].chunks
-    return partitions[source].grid(graph.nodes[source].expression.output)
-
-
-def _presence(owners: Workers, produced: Chunks, wanted: Chunks, workers: int) -> npt.NDArray[np.float64]:
-    """Elements of each wanted block that lie on each worker: workers by blocks in row-major order."""
-    there = np.zeros((workers, *owners.shape))
-    np.put_along_axis(there, owners[None], 1.0, axis=0)
-    for have, want in zip(produced, wanted):
-        # the first axis of blocks goes, the wanted one comes last: after all axes they are in order again
-        there = np.tensordot(there, cost.overlaps(have, want).astype(np.float64), axes=(1, 0))
-    return there.reshape(workers, -1)
+def _sizes(grid: Chunks) -> npt.NDArray[np.float64]:
+    """Elements of each block, row-major."""
+    sizes = np.ones(1)
+    for axis in grid:
+        sizes = np.outer(sizes, axis).reshape(-1)
+    return sizes
 
 
 def _numbers(shape: tuple[int, ...], labels: Labels, operand: Labels) -> npt.NDArray[np.int64]:
@@ -119,76 +208,104 @@ def _numbers(shape: tuple[int, ...], labels: Labels, operand: Labels) -> npt.NDA
     return number
 
 
-def _one_each(operands: list[_Operand], runs: Workers, workers: int) -> Workers:
-    """At most one tile a worker: the assignment that leaves most where it is."""
-    score = np.zeros((len(runs), workers))
+def _assigned(
+    operands: Sequence[_Operand], group: npt.NDArray[np.int64], workers: int
+) -> tuple[Workers, float]:
+    """A worker of its own for each group of tiles so that most stays where it is, and the bytes that do not."""
+    count = int(group.max(initial=-1)) + 1
+    score, total = np.zeros((count, workers)), 0.0
     for operand in operands:
-        score += operand.there[:, operand.number].T
-    score[np.arange(len(runs)), runs] += 0.5  # of equal ones the run's, so that equal grids line up
-    chosen = np.full(len(runs), -1)
-    free = np.ones(workers, dtype=bool)
+        pairs = np.unique(np.stack([group, operand.number]), axis=1)
+        np.add.at(score, pairs[0], operand.there[:, pairs[1]].T)
+        total += float(operand.nbytes[pairs[1]].sum())
+    stays = score.copy()
+    score[np.arange(count), np.array(cost.spread(count, workers), dtype=np.int64)] += (
+        0.5  # equal grids line up
+    )
+    chosen = _matched(score)
+    return chosen, total - float(stays[np.arange(count), chosen].sum())
+
+
+def _matched(score: npt.NDArray[np.float64]) -> Workers:
+    """A column of its own for each row, of greatest sum: SciPy's answer, which is exact, if that is there."""
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        return _swapped(score)
+    return np.asarray(linear_sum_assignment(score, maximize=True)[1], dtype=np.int64)
+
+
+def _swapped(score: npt.NDArray[np.float64]) -> Workers:
+    """The greatest first, then every exchange of two columns, or move to a free one, that makes the sum greater."""
+    count, workers = score.shape
+    chosen, free = np.full(count, -1), np.ones(workers, dtype=bool)
     for flat in np.argsort(-score, axis=None, kind="stable"):
-        tile, worker = divmod(int(flat), workers)
-        if chosen[tile] < 0 and free[worker]:
-            chosen[tile] = worker
-            free[worker] = False
-    return _swapped(score, chosen, free)
-
-
-def _swapped(score: npt.NDArray[np.float64], chosen: Workers, free: npt.NDArray[np.bool_]) -> Workers:
-    """The same assignment after every exchange of two tiles, or move to a free worker, that leaves more in place."""
+        row, column = divmod(int(flat), workers)
+        if chosen[row] < 0 and free[column]:
+            chosen[row] = column
+            free[column] = False
     better = True
     while better:
         better = False
-        for tile in range(len(chosen)):
-            for other in range(tile):
-                mine, theirs = chosen[tile], chosen[other]
-                gain = score[tile, theirs] + score[other, mine] - score[tile, mine] - score[other, theirs]
+        for row in range(count):
+            for other in range(row):
+                mine, theirs = chosen[row], chosen[other]
+                gain = score[row, theirs] + score[other, mine] - score[row, mine] - score[other, theirs]
                 if gain > 1e-9:
-                    chosen[tile], chosen[other] = theirs, mine
+                    chosen[row], chosen[other] = theirs, mine
                     better = True
-            moved = np.where(free, score[tile], -np.inf)
-            if moved.max() > score[tile, chosen[tile]] + 1e-9:
-                free[chosen[tile]] = True
-                chosen[tile] = int(moved.argmax())
-                free[chosen[tile]] = False
+            moved = np.where(free, score[row], -np.inf)
+            if moved.max() > score[row, chosen[row]] + 1e-9:
+                free[chosen[row]] = True
+                chosen[row] = int(moved.argmax())
+                free[chosen[row]] = False
                 better = True
     return chosen
 
 
-def _in_turn(operands: list[_Operand], runs: Workers, workers: int) -> Workers:
-    """Several tiles a worker: each where most of what it reads lies or was fetched to, while there is room."""
-    room = np.full(workers, -(-len(runs) // workers))
+def _in_turn(operands: Sequence[_Operand], runs: Workers, room: npt.NDArray[np.int64]) -> Workers:
+    """So many tiles a worker: each where most of what it reads lies or was fetched to, while there is room."""
+    room, there = room.copy(), [operand.there.copy() for operand in operands]
     chosen = np.empty(len(runs), dtype=np.int64)
     for tile, run in enumerate(runs.tolist()):
         score = np.where(room > 0, 0.0, -np.inf)
-        for operand in operands:
-            score += operand.there[:, operand.number[tile]]
+        for operand, mine in zip(operands, there):
+            score += mine[:, operand.number[tile]]
         score[run] += 0.5
         worker = int(score.argmax())
         chosen[tile] = worker
         room[worker] -= 1
-        for operand in operands:
+        for operand, mine in zip(operands, there):
             number = operand.number[tile]
-            operand.there[worker, number] = operand.nbytes[number]
+            mine[worker, number] = operand.nbytes[number]
     return chosen
 
 
-def _results(node: Node, mine: Partition, tiles: Workers, workers: int) -> Workers:
-    """The worker of each block of a result: its tile's, or where partial results are added up, one of theirs."""
+def _results(node: Node, mine: Partition, tiles: Workers, workers: int) -> tuple[Workers, Traffic]:
+    """The worker of each block of a result, and what partial results ship.
+
+    A block is where its tile is, or where partial results are added up, with one of them.
+    """
     labels, output = node.expression.labels, node.expression.output
     contracted = [axis for axis, label in enumerate(labels) if label not in output]
     order = [labels.index(label) for label in output]
     apart = tiles.transpose(*order, *contracted)
     groups = apart.reshape(*apart.shape[: len(order)], -1)
     if groups.shape[-1] == 1:
-        return np.asarray(groups[..., 0])
+        return np.asarray(groups[..., 0]), Traffic()
+    sizes = _sizes(mine.grid(output)) * np.dtype(node.dtype).itemsize
+    together = not isinstance(node.step, Reduction)  # a sum adds up what a worker has before it is sent
     load = np.zeros(workers, dtype=np.int64)
     flat = groups.reshape(-1, groups.shape[-1])
     owners = np.empty(len(flat), dtype=np.int64)
+    nbytes = messages = 0
     for number, group in enumerate(flat):
         shared = np.bincount(group, minlength=workers)
         # the fewest results so far, then the most partial results already there
         owners[number] = min(set(group.tolist()), key=lambda worker: (load[worker], -shared[worker], worker))
         load[owners[number]] += 1
-    return owners.reshape(groups.shape[:-1])
+        there = np.count_nonzero(shared) - 1 if together else len(group) - shared[owners[number]]
+        travelling = int(there)
+        nbytes += travelling * int(sizes[number])
+        messages += travelling
+    return owners.reshape(groups.shape[:-1]), Traffic(nbytes, messages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from dask_eindecomp.cost import Traffic
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.topology import Topology
 
-__all__ = ["Choice", "Placement", "Plan", "Workers"]
+__all__ = ["Choice", "Placement", "Plan", "Shipped", "Workers"]
 
 NOTHING = Traffic()
 
@@ -61,14 +61,30 @@ class Choice:
         return self.join + self.aggregate + self.repartition
 
 
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """What one expression ships where its tiles are placed: bytes and messages alone."""
+
+    join: Traffic
+    """Copies of its operands beyond the first of each."""
+    aggregate: Traffic
+    """Partial results."""
+    repartition: Traffic
+    """What first copies of its operands lack."""
+
+
 @dataclass(frozen=True)
 class Placement:
-    """Owners of everything a plan computes."""
+    """Owners of everything a plan computes, and what they ship."""
 
     tiles: Mapping[str, Workers]
     """For every expression the worker of each tile, an axis a label in the order of ``expression.labels``."""
     blocks: Mapping[str, Workers]
     """For every tensor the worker of each block."""
+    shipped: Mapping[str, Shipped]
+    """What every expression ships."""
+    delivery: Traffic
+    """What cutting the results into the chunks they were promised in ships."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,6 +123,20 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "partitions", {choice.name: choice.cuts for choice in self.choices})
+
+    def placed(self, placement: Placement) -> Plan:
+        """The plan with the bytes and messages of a placement instead of those at best overlap."""
+
+        def counted(model: Traffic, found: Traffic) -> Traffic:
+            return replace(model, nbytes=found.nbytes, messages=found.messages)
+
+        choices = []
+        for choice in self.choices:
+            mine = placement.shipped[choice.name]
+            joined, combined = counted(choice.join, mine.join), counted(choice.aggregate, mine.aggregate)
+            moved = counted(choice.repartition, mine.repartition)
+            choices.append(replace(choice, join=joined, aggregate=combined, repartition=moved))
+        return replace(self, choices=tuple(choices), delivery=counted(self.delivery, placement.delivery))
 
     @property
     def traffic(self) -> Traffic:

@@ -45,8 +45,9 @@ class Pricing:
         """Join and aggregate of one expression."""
         extents, itemsizes, itemsize = self._sizes(node)
         workers, hosts = self.topology.workers, self.topology.hosts
-        joined = cost.join_traffic(node.expression, extents, parts, itemsizes, workers, hosts)
-        combined = cost.aggregate_traffic(node.expression, extents, parts, itemsize, workers, hosts)
+        bundle = cost.bundles(node.expression, extents, parts, itemsizes, itemsize, workers)
+        joined = cost.join_traffic(node.expression, extents, parts, itemsizes, workers, hosts, bundle)
+        combined = cost.aggregate_traffic(node.expression, extents, parts, itemsize, workers, hosts, bundle)
         return joined, combined
 
     def node_seconds(self, node: Node, parts: Mapping[str, Any]) -> Any:
@@ -96,6 +97,8 @@ class Pricing:
         given = self.graph.inputs.get(source)
         if given is None:
             return cost.repartition_traffic(produced, wanted, itemsize, workers, hosts)
+        if not given.stays:
+            return cost.making_traffic(produced, wanted, itemsize, workers, hosts)
         return cost.given_traffic(produced, given.owners, wanted, itemsize, workers, hosts)
 
     def edge_seconds(
@@ -113,12 +116,14 @@ class Pricing:
 
     def received(self, node: Node, partitions: Mapping[str, Partition]) -> tuple[int, ...]:
         """Bytes of each operand that reach one worker for its tiles."""
-        mine, (extents, itemsizes, _) = partitions[node.name], self._sizes(node)
+        mine, (extents, itemsizes, itemsize) = partitions[node.name], self._sizes(node)
+        workers = self.topology.workers
+        bundle = cost.bundles(node.expression, extents, mine.parts, itemsizes, itemsize, workers)
         sharing = min(mine.tiles, self.topology.workers)
         found = []
-        for labels, source, itemsize in zip(node.expression.operands, node.inputs, itemsizes):
-            copies = cost.further_copies(node.expression, labels, mine.parts, self.topology.workers)
-            nbytes = prod(extents[label] for label in dict.fromkeys(labels)) * itemsize * copies
+        for labels, source, each in zip(node.expression.operands, node.inputs, itemsizes):
+            copies = cost.further_copies(node.expression, labels, mine.parts, workers, bundle)
+            nbytes = prod(extents[label] for label in dict.fromkeys(labels)) * each * copies
             nbytes += self.edge_traffic(source, partitions, mine.grid(labels)).nbytes
             found.append(-(-nbytes // sharing))
         return tuple(found)

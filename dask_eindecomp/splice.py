@@ -46,7 +46,7 @@ def splice(
     outputs
         Names of the arrays that planned layers give.
     workers
-        Address of the worker that each planned task is meant for; another may run it if that one is busy or gone.
+        Address of the worker that a task is meant for; another may run it if that one is busy or gone.
     """
     promised = set(outputs) & set(dsk.layers)
     wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
@@ -58,7 +58,12 @@ def splice(
     token = tokenize(sorted(outside), sorted(planned))[:16]
     for (level, marks), tasks in _by_level(planned, staying).items():
         name = f"outside-{level}-{tokenize(token, level, marks)[:16]}"
-        layers[name] = MaterializedLayer(tasks, annotations=dict(marks) if marks else None)
+        made = {
+            key: task for key, task in tasks.items() if not task.dependencies
+        }  # others run where their data are
+        layers[name] = MaterializedLayer(
+            tasks, annotations=dict(marks) if marks else _meant_for(made, workers)
+        )
     owners = {key: name for name, layer in layers.items() for key in layer}
     dependencies = {
         name: {owners[key] for task in layer.values() for key in task.dependencies if key in owners} - {name}

@@ -62,6 +62,8 @@ class Topology:
     """Seconds a task costs its scheduler."""
     addresses: tuple[str, ...] = ()
     """Where the workers are, if they are known."""
+    shares: tuple[int, ...] = ()
+    """Threads of each worker where they differ; `threads` is then their mean."""
     hosts: int = 1
     """Machines that the workers are spread over evenly."""
     local_bandwidth: float | None = None
@@ -81,6 +83,10 @@ class Topology:
         for name, least in (("workers", 1), ("threads", 1), ("memory", 1), ("hosts", 1), ("small_tile", 0)):
             if not getattr(self, name) >= least:
                 raise TopologyError(f"topology has {getattr(self, name)} {name}; expected at least {least}")
+        if self.shares and (len(self.shares) != self.workers or min(self.shares) < 1):
+            raise TopologyError(
+                f"topology has shares {self.shares} for {self.workers} workers; expected a positive number for each"
+            )
         if self.hosts > self.workers:
             raise TopologyError(
                 f"topology has {self.hosts} hosts for {self.workers} workers; expected no more hosts than workers"
@@ -135,8 +141,9 @@ class Topology:
                 )
         if "speeds" in record:
             record["speeds"] = tuple(sorted(record["speeds"].items()))
-        if "addresses" in record:
-            record["addresses"] = tuple(record["addresses"])
+        for name in ("addresses", "shares"):
+            if name in record:
+                record[name] = tuple(record[name])
         return cls(**record)
 
     @classmethod
@@ -161,7 +168,7 @@ class Topology:
     @property
     def slots(self) -> int:
         """Tasks that run at one time."""
-        return self.workers * self.threads
+        return sum(self.shares) or self.workers * self.threads
 
     @property
     def per_host(self) -> int:

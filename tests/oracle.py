@@ -311,6 +311,8 @@ def _read(
     given = graph.inputs[source]
     if objective == "paper" or given.chunks is None:
         return 0
+    if not given.stays:  # each block is made where most of it is wanted
+        return itemsize * delivery_cost(wanted, given.chunks) if topology.workers > 1 else 0
     return itemsize * given_cost(given.chunks, given.owners, wanted, topology.workers)
 
 
