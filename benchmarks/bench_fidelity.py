@@ -13,20 +13,19 @@ import random
 import statistics
 import time
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 import dask
 import dask.array as da
-import numpy as np
 from distributed import Client, LocalCluster, wait
 from scipy.stats import spearmanr
 
+from benchmarks.inputs import ONE_THREAD, persisted
 from benchmarks.problems import GALLERY, Problem
 from dask_eindecomp import EinDecomp, Topology, calibrate
 from dask_eindecomp.candidates import Budget, space_of, tile_counts, usual_cuts
 from dask_eindecomp.graph import EinGraph
-from dask_eindecomp.hook import apply, find_topology
+from dask_eindecomp.hook import apply
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.pricing import price
 
@@ -35,31 +34,6 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "mttkrp": {"X": (448, 448, 448), "B": (448, 64), "C": (448, 64)},
 }
 """Shapes of problems whose medium size takes less than half a second."""
-
-
-def persisted(client: Client, problem: Problem, seed: int = 0) -> dict[str, da.Array]:
-    """The inputs in a user's chunks, blocks in row-major runs spread evenly over the workers."""
-    shapes = SIZES.get(problem.name) or problem.input_shapes("medium")
-    addresses = find_topology().addresses
-    arrays = {}
-    for number, (name, shape) in enumerate(sorted(shapes.items())):
-        chunks = problem._cut({name: shape}, 4)[name]
-        scale = shape[0] ** -0.5 if name in problem.weights else 1.0
-        places = list(product(*(range(len(axis)) for axis in chunks)))
-        blocks = {}
-        for n, place in enumerate(places):
-            owner = addresses[n * len(addresses) // len(places)]
-            lengths = tuple(axis[i] for axis, i in zip(chunks, place))
-            key = (f"{name}-{problem.name}", *place)
-            blocks[key] = client.submit(block, (seed, number, n), lengths, scale, key=key, workers=[owner])
-        wait(list(blocks.values()))
-        arrays[name] = da.Array(blocks, f"{name}-{problem.name}", chunks, dtype="float64")
-    return arrays
-
-
-def block(seed: tuple[int, ...], shape: tuple[int, ...], scale: float) -> np.ndarray:
-    """Normally distributed values."""
-    return np.random.default_rng(seed).normal(scale=scale, size=shape)
 
 
 def random_partitions(graph: EinGraph, topology: Topology, draw: random.Random) -> dict[str, Partition]:
@@ -78,7 +52,7 @@ class Run:
 
     def __init__(self, client: Client, problem: Problem, topology: Topology) -> None:
         self.client = client
-        self.inputs = persisted(client, problem)
+        self.inputs = persisted(client, problem, SIZES.get(problem.name) or problem.input_shapes("medium"))
         self.results = problem.expression(**self.inputs)
         hook = EinDecomp(force=True, topology=topology)
         self.dsk = dask.highlevelgraph.HighLevelGraph.merge(*(one.dask for one in self.results))
@@ -140,9 +114,8 @@ def main() -> None:
     parser.add_argument("--topology", help="file with calibrated figures; measured if there is none")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    blas = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with (
-        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None, env=blas) as cluster,
+        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None, env=ONE_THREAD) as cluster,
         Client(cluster) as client,
     ):
         topology = Topology.load(options.topology) if options.topology else calibrate(client)

@@ -151,6 +151,29 @@ def chain_reference(A, B, C, D, E):
     return (np.linalg.multi_dot([C, D, E]) + np.dot(A, B),)
 
 
+def square_product(A, B):
+    """The product of two square matrices."""
+    return (A @ B,)
+
+
+def tall_product(A, B):
+    """A tall matrix times a small one: every row by itself."""
+    return (A @ B,)
+
+
+def product_reference(A, B):
+    return (np.einsum("ij,jk->ik", A, B, optimize=True),)
+
+
+def batched_product(A, B):
+    """Many products of small matrices at once."""
+    return (da.einsum("bij,bjk->bik", A, B),)
+
+
+def batched_reference(A, B):
+    return (np.stack([one @ other for one, other in zip(A, B)]),)
+
+
 def gram(X):
     """Inner products of the columns of a tall matrix."""
     return (X.T @ X,)
@@ -282,6 +305,30 @@ def _gallery() -> Iterator[Problem]:
         {"small": _skewed_shapes(20), "medium": _skewed_shapes(1600), "large": _skewed_shapes(8000)},
         chain_skewed,
         chain_reference,
+    )
+    yield Problem(
+        "square_product",
+        {size: {"A": (n, n), "B": (n, n)} for size, n in zip(SIZES, (18, 1600, 16_000), strict=True)},
+        square_product,
+        product_reference,
+    )
+    yield Problem(
+        "tall_product",
+        {
+            size: {"A": (rows, n), "B": (n, n)}
+            for size, rows, n in zip(SIZES, (41, 40_000, 4_000_000), (7, 400, 1000), strict=True)
+        },
+        tall_product,
+        product_reference,
+    )
+    yield Problem(
+        "batched_product",
+        {
+            size: {"A": (batch, n, n), "B": (batch, n, n)}
+            for size, batch, n in zip(SIZES, (6, 64, 1024), (5, 256, 1024), strict=True)
+        },
+        batched_product,
+        batched_reference,
     )
     yield Problem(
         "gram",

@@ -2,14 +2,24 @@
 
 import warnings as _warnings
 
-from dask_eindecomp.api import calibrate, explain, optimize
+from dask_eindecomp.api import calibrate, explain, optimize, register
 from dask_eindecomp.expression import Aggregate
 from dask_eindecomp.hook import EinDecomp, QueryPlanningError, eindecomp
 from dask_eindecomp.hook import refuse_query_planning as _refuse_query_planning
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
-__all__ = ["Aggregate", "EinDecomp", "Plan", "Topology", "calibrate", "eindecomp", "explain", "optimize"]
+__all__ = [
+    "Aggregate",
+    "EinDecomp",
+    "Plan",
+    "Topology",
+    "calibrate",
+    "eindecomp",
+    "explain",
+    "optimize",
+    "register",
+]
 
 try:
     _refuse_query_planning()

@@ -1,4 +1,4 @@
-"""What a user calls beside the hook: ``explain``, ``optimize`` and ``calibrate``."""
+"""What a user calls beside the hook: ``explain``, ``optimize``, ``register`` and ``calibrate``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import dask.array as da
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_eindecomp.hook import EinDecomp, apply, free_name, placed, refuse_query_planning
+from dask_eindecomp.hook import EinDecomp, apply, free_name, has_loose_tiles, placed, refuse_query_planning
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
-__all__ = ["calibrate", "explain", "optimize"]
+__all__ = ["calibrate", "explain", "optimize", "register"]
 
 
 def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | None = None) -> Plan:
@@ -50,7 +50,7 @@ def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | No
     hook = _settled(hook, topology)
     dsk, keys = _merged(arrays)
     _, graph, plan = hook.plan(dsk, keys)
-    return placed(graph, plan)
+    return replace(placed(graph, plan), loose=has_loose_tiles(plan.topology))
 
 
 def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecomp | None = None) -> Any:
@@ -91,6 +91,31 @@ def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecom
         chunks = plan.partitions[node.name].grid(node.expression.output)
         results.append(da.Array(merged, output.name, chunks, meta=array._meta))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def register(client: Any) -> Any:
+    """Let the scheduler of a cluster keep tiles on the workers they are planned for.
+
+    Without its plugin tiles are placed loosely, so that nothing can hang when a worker is lost: Dask may move them, and
+    the bytes of a plan are an estimate.  With it they stay, unless their worker is lost, retired or paused.  The same
+    comes from ``dask scheduler --preload dask_eindecomp.scheduler`` and from the Dask setting
+    ``distributed.scheduler.preload``.
+
+    Parameters
+    ----------
+    client
+        A ``distributed.Client``.  What comes back is to be awaited if the client is asynchronous.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> with Client(processes=False, dashboard_address=None) as client:
+    ...     register(client)
+    ...     register(client)  # once is enough
+    """
+    from dask_eindecomp.scheduler import Placing
+
+    return client.register_plugin(Placing())
 
 
 def calibrate(client: Any, repeats: int = 3) -> Topology:

@@ -28,7 +28,7 @@ from uuid import uuid4
 import numpy as np
 
 from dask_eindecomp.kernels import Contraction, Join
-from dask_eindecomp.topology import Topology, TopologyError, host_of
+from dask_eindecomp.topology import PASSES, Topology, TopologyError, host_of
 
 __all__ = ["Calibration", "calibration"]
 
@@ -391,14 +391,14 @@ def _figures(seconds: Seconds) -> dict[str, float]:
 def _small_tile(seconds: Mapping[int, float], flops: float, memory_bandwidth: float) -> int:
     """Multiply-adds that a product costs besides its own, from the seconds of products of several sides.
 
-    Fits ``(side**3 + s) / flops + 24 * side**2 / memory_bandwidth``, what `Topology.compute_seconds` charges for three
+    Fits ``(side**3 + s) / flops + 72 * side**2 / memory_bandwidth``, what `Topology.compute_seconds` charges for three
     matrices of doubles, with the least relative errors.
 
-    >>> _small_tile({100: 1.5e-3 + 2.4e-5, 200: 8.5e-3 + 9.6e-5}, flops=1e9, memory_bandwidth=1e10)
+    >>> _small_tile({100: 1.5e-3 + 7.2e-5, 200: 8.5e-3 + 28.8e-5}, flops=1e9, memory_bandwidth=1e10)
     500000
     """
     weights = {side: 1 / taken**2 for side, taken in seconds.items()}
-    rest = {side: flops * (seconds[side] - 24 * side**2 / memory_bandwidth) - side**3 for side in seconds}
+    rest = {side: flops * (seconds[side] - 24 * PASSES * side**2 / memory_bandwidth) - side**3 for side in seconds}
     mean = sum(weights[side] * rest[side] for side in seconds) / sum(weights.values())
     return max(round(mean), 0)
 

@@ -11,7 +11,7 @@ arrays: exact below 2**53.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
@@ -25,6 +25,7 @@ from dask_eindecomp.partition import Chunks, Cut, boundaries, factorisations
 
 __all__ = [
     "Traffic",
+    "across",
     "aggregate_traffic",
     "bundles",
     "delivery_traffic",
@@ -168,8 +169,8 @@ def further_copies(
     >>> further_copies(Expression.parse("ij,jk->ik"), ("i", "j"), {"i": 2, "j": 2, "k": 3})
     2
     """
-    across = _across(parts, bundle)
-    copies = prod(across[label] for label in expression.labels if label not in labels) - 1
+    between = across(parts, bundle)
+    copies = prod(between[label] for label in expression.labels if label not in labels) - 1
     return copies if workers is None else at_most(copies, workers - 1)
 
 
@@ -191,7 +192,7 @@ def aggregate_traffic(
     partials = prod(parts[label] for label in expression.contracted)
     size = prod(extents[label] for label in expression.output)
     tiles = prod(parts[label] for label in expression.output)
-    apart = prod(_across(parts, bundle)[label] for label in expression.contracted)
+    apart = prod(across(parts, bundle)[label] for label in expression.contracted)
     travelling = (apart - 1) * (workers != 1)
     # those of one worker are added up there first
     there = 0 if workers == 1 else tiles * apart * (apart < partials) * (apart > 1)
@@ -207,8 +208,12 @@ def aggregate_traffic(
     )
 
 
-def _across(parts: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Cuts of each label that lie between workers."""
+def across(parts: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Parts of each label that lie on different workers.
+
+    >>> across({"i": 5, "j": 4}, {"i": 2, "j": 4})
+    {'i': 3, 'j': 1}
+    """
     return parts if bundle is None else {label: -(-count // bundle[label]) for label, count in parts.items()}
 
 
@@ -219,11 +224,13 @@ def bundles(
     itemsizes: tuple[int, ...],
     itemsize: int,
     workers: int,
+    reading: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> dict[str, Any]:
     """How the tiles of one worker stand together where there are more tiles than workers: tiles along each label.
 
     Of all blocks of tiles that share the work out evenly the one with which join and aggregate ship least; one tile
-    each where nothing else divides.
+    each where nothing else divides.  ``reading`` gives the bytes that it ships besides, from the cuts of each label that
+    lie between workers.
 
     >>> matmul, extents = Expression.parse("ij,jk->ik"), {"i": 64, "j": 8, "k": 8}
     >>> bundles(matmul, extents, {"i": 4, "j": 1, "k": 4}, (8, 8), 8, workers=4)
@@ -247,10 +254,9 @@ def bundles(
         cut = {label: np.broadcast_to(grid[axis], block[label].shape) for axis, label in enumerate(labels)}
         joined = join_traffic(expression, extents, cut, itemsizes, workers, bundle=block)
         combined = aggregate_traffic(expression, extents, cut, itemsize, workers, bundle=block)
-        between = prod(_across(cut, block).values())
-        moved = np.where(
-            between <= workers, joined.nbytes + combined.nbytes + np.zeros(between.shape), np.inf
-        )
+        between = prod(across(cut, block).values())
+        nbytes = joined.nbytes + combined.nbytes + (0 if reading is None else reading(across(cut, block)))
+        moved = np.where(between <= workers, nbytes + np.zeros(between.shape), np.inf)
         best = moved.argmin(axis=0)
         fits = np.flatnonzero(np.isfinite(moved.min(axis=0)))
         for axis, label in enumerate(labels):

@@ -265,7 +265,7 @@ class _Planner:
                     factors.append(Factor((source, node.name), factor.table, factor.classes))
                 elif given.chunks is not None and pricing.objective != "paper":
                     key = ("given", given.chunks, given.owners, given.stays, given.dtype, kind, labels)
-                    terms.append(once(key, pricing.reading, source, space, labels))
+                    terms.append(once(key, pricing.reading, source, node, space, labels))
             for chunks in promised.get(node.name, ()):
                 terms.append(once(("promised", kind, chunks), pricing.delivery, node, space, chunks))
             # equal sums are one array, so that the elimination knows them for equal

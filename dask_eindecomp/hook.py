@@ -19,6 +19,7 @@ from typing import Any
 
 import dask
 from dask.array.optimization import optimize as dask_optimize
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
@@ -34,7 +35,7 @@ from dask_eindecomp.partition import Partition
 from dask_eindecomp.place import place
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.pricing import price
-from dask_eindecomp.splice import splice
+from dask_eindecomp.splice import fused_blockwise, splice
 from dask_eindecomp.topology import Topology, host_of
 
 __all__ = ["EinDecomp", "eindecomp", "find_topology"]
@@ -116,6 +117,9 @@ class EinDecomp:
                 planned = None
             if planned is not None:
                 return planned
+        if isinstance(dsk, HighLevelGraph) and any(layer.annotations for layer in dsk.layers.values()):
+            wanted = [*flatten(keys, container=(list, set))]
+            return fused_blockwise(dsk.cull(set(wanted)), wanted)
         return dask_optimize(dsk, keys, **kwargs)
 
     def plan(
@@ -205,9 +209,10 @@ def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan:
     known = 1 < topology.workers == len(topology.addresses)
     placement = place(graph, plan.partitions, topology) if known else None
     lowered = lower(graph, plan.partitions, placement)
+    strict = known and _keeps_tiles(topology)
     outputs = [output.name for output in graph.outputs]
     workers = {key: topology.addresses[number] for key, number in lowered.workers.items()}
-    return splice(dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs, workers)
+    return splice(dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs, workers, strict)
 
 
 def placed(graph: EinGraph, plan: Plan) -> Plan:
@@ -309,11 +314,10 @@ def _workers_found(home: str | None) -> Topology:
     """The machines with default figures."""
     scheduler = _scheduler_here(home)
     if scheduler is not None:
-        workers = sorted(scheduler.workers.values(), key=lambda worker: str(worker.address))
-        found = [
-            (str(worker.address), int(worker.nthreads), int(worker.memory_limit or 0)) for worker in workers
-        ]
-        return _of_workers(found)
+        # copied at once: the event loop goes on meanwhile; paused workers run nothing
+        workers = list(scheduler.running) or list(scheduler.workers.values())
+        found = [(str(one.address), int(one.nthreads), int(one.memory_limit or 0)) for one in workers]
+        return _of_workers(sorted(found))
     client = _client_here()
     if client is not None:
         every = {"n_workers": -1} if "n_workers" in signature(client.scheduler_info).parameters else {}
@@ -367,10 +371,41 @@ def _home() -> str | None:
     return getattr(getattr(client, "scheduler", None), "address", None)
 
 
+def has_loose_tiles(topology: Topology) -> bool:
+    """Whether these are workers of the current client's cluster, and its scheduler lacks the plugin."""
+    client = _client_here()
+    if client is None or topology.workers == 1 or not topology.addresses:
+        return False
+    try:
+        return not client.run_on_scheduler(registered)
+    except Exception:  # the package is missing there: then nothing is planned either
+        return True
+
+
+def registered(dask_scheduler: Any) -> bool:
+    """Whether a scheduler has the plugin."""
+    return "eindecomp" in dask_scheduler.plugins
+
+
+def _keeps_tiles(topology: Topology) -> bool:
+    """Whether the scheduler in whose process this runs has the plugin which makes strict restrictions safe."""
+    module = sys.modules.get("dask_eindecomp.scheduler")
+    plugins = list(module.PLUGINS.values()) if module and _offloaded() else []
+    return any(set(topology.addresses) <= set(plugin.scheduler.workers) for plugin in plugins)
+
+
+def _offloaded() -> bool:
+    """Whether this runs in the thread in which a scheduler unpacks graphs."""
+    return threading.current_thread().name.startswith("Dask-Offload")
+
+
 def _scheduler_here(home: str | None) -> Any:
     """The scheduler in whose offload thread this runs; None elsewhere."""
-    if not threading.current_thread().name.startswith("Dask-Offload"):
+    if not _offloaded():
         return None
+    plugins = getattr(sys.modules.get("dask_eindecomp.scheduler"), "PLUGINS", {})
+    if home in plugins:
+        return plugins[home].scheduler
     module = sys.modules.get("distributed.scheduler")
     live = [one for one in getattr(module.Scheduler, "_instances", ()) if one.workers] if module else []
     return next((one for one in live if one.address == home), live[0] if live else None)

@@ -114,6 +114,8 @@ class Plan:
     """Estimated seconds of the graph as it came."""
     left_alone: tuple[tuple[str, str], ...] = ()
     """Layers that were not planned, each with the reason."""
+    loose: bool = False
+    """Whether a cluster may run tiles elsewhere than they are placed, so that the bytes are an estimate."""
     refused: str = ""
     """Why there is no plan within the limits, and what would do; empty if there is one."""
     verdict: str = ""
@@ -161,6 +163,7 @@ class Plan:
             "gap": self.gap,
             "seconds": self.seconds,
             "verdict": self.verdict,
+            "loose": self.loose,
             "refused": self.refused,
             "traffic": self.traffic.to_dict(),
             "baseline": self.baseline.to_dict() if self.baseline else None,
@@ -228,6 +231,10 @@ class Plan:
         ]
         if self.baseline is not None and self.baseline_seconds is not None:
             lines.append(f"as it came: {_total(self.baseline, self.baseline_seconds)}")
+        if self.loose and self.choices and not self.refused:
+            lines.append(
+                "bytes are an estimate, since Dask may move tiles; register(client) keeps them in place"
+            )
         if self.verdict:
             lines.append(self.verdict)
         return lines

@@ -19,9 +19,9 @@ from dask_eindecomp.candidates import Space
 from dask_eindecomp.cost import Traffic
 from dask_eindecomp.elimination import Factor, Table
 from dask_eindecomp.expression import Labels
-from dask_eindecomp.graph import EinGraph, Node
+from dask_eindecomp.graph import EinGraph, Given, Node
 from dask_eindecomp.memory import timeline
-from dask_eindecomp.partition import Chunks, Cut, Partition
+from dask_eindecomp.partition import Chunks, Cut, Partition, cut
 from dask_eindecomp.plan import Choice, Plan
 from dask_eindecomp.topology import Topology
 
@@ -45,10 +45,36 @@ class Pricing:
         """Join and aggregate of one expression."""
         extents, itemsizes, itemsize = self._sizes(node)
         workers, hosts = self.topology.workers, self.topology.hosts
-        bundle = cost.bundles(node.expression, extents, parts, itemsizes, itemsize, workers)
+        bundle = self.bundle(node, parts)
         joined = cost.join_traffic(node.expression, extents, parts, itemsizes, workers, hosts, bundle)
         combined = cost.aggregate_traffic(node.expression, extents, parts, itemsize, workers, hosts, bundle)
         return joined, combined
+
+    def bundle(self, node: Node, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """How the tiles of one worker stand together: `cost.bundles`, what is read of given tensors included."""
+        extents, itemsizes, itemsize = self._sizes(node)
+        given = [
+            (labels, self.graph.inputs[source])
+            for labels, source in zip(node.expression.operands, node.inputs)
+            if source in self.graph.inputs and self.graph.inputs[source].chunks is not None
+        ]
+
+        def reading(between: Mapping[str, Any]) -> Any:
+            total: Any = 0
+            for labels, tensor in given:
+                counts = np.stack([between[label] for label in labels]) if labels else np.ones((1, 1, 1), int)
+                each, which = np.unique(counts.reshape(len(counts), -1), axis=1, return_inverse=True)
+                grids = [
+                    tuple(cut(extents[label], n) for label, n in zip(labels, one)) for one in each.T.tolist()
+                ]
+                moved = [self.given_traffic(tensor, grid).nbytes for grid in grids]
+                total = total + np.array(moved)[which.reshape(counts.shape[1:])]
+            return total
+
+        workers = self.topology.workers
+        return cost.bundles(
+            node.expression, extents, parts, itemsizes, itemsize, workers, reading if given else None
+        )
 
     def node_seconds(self, node: Node, parts: Mapping[str, Any]) -> Any:
         """Seconds of one expression, edges not counted."""
@@ -88,18 +114,42 @@ class Pricing:
 
     # one edge of a plan
 
-    def edge_traffic(self, source: str, partitions: Mapping[str, Partition], wanted: Chunks) -> Traffic:
-        """What it takes to read ``source`` in the chunks ``wanted``."""
+    def edge_traffic(
+        self, source: str, partitions: Mapping[str, Partition], reader: Node, labels: Labels
+    ) -> Traffic:
+        """What it takes to read ``source`` with these labels."""
         itemsize, workers, hosts = self.graph.itemsize(source), self.topology.workers, self.topology.hosts
-        produced = self.produced(source, partitions)
+        mine = partitions[reader.name]
+        produced, given = self.produced(source, partitions), self.graph.inputs.get(source)
         if produced is None:
             return Traffic()
-        given = self.graph.inputs.get(source)
         if given is None:
-            return cost.repartition_traffic(produced, wanted, itemsize, workers, hosts)
-        if not given.stays:
-            return cost.making_traffic(produced, wanted, itemsize, workers, hosts)
-        return cost.given_traffic(produced, given.owners, wanted, itemsize, workers, hosts)
+            return cost.repartition_traffic(produced, mine.grid(labels), itemsize, workers, hosts)
+        between = (
+            cost.across(mine.parts, self.bundle(reader, mine.parts)) if mine.tiles > workers else mine.parts
+        )
+        return self.read_traffic(given, mine.grid(labels), tuple(between[label] for label in labels))
+
+    def given_traffic(self, given: Given, wanted: Chunks) -> Traffic:
+        """What is shipped of a given tensor to workers that want these blocks."""
+        assert given.chunks is not None, f"{given.name} may be had in any chunks"
+        workers, hosts = self.topology.workers, self.topology.hosts
+        itemsize = np.dtype(given.dtype).itemsize
+        if given.stays:
+            return cost.given_traffic(given.chunks, given.owners, wanted, itemsize, workers, hosts)
+        return cost.making_traffic(given.chunks, wanted, itemsize, workers, hosts)
+
+    def read_traffic(self, given: Given, wanted: Chunks, between: tuple[int, ...]) -> Traffic:
+        """What it takes to read a given tensor in some chunks, of which workers have so many parts along each axis."""
+        step = self.given_traffic(given, wanted)
+        if between == tuple(map(len, wanted)):
+            return step
+        assert given.chunks is not None, f"{given.name} may be had in any chunks"
+        grid = tuple(cut(sum(axis), parts) for axis, parts in zip(wanted, between))
+        together = self.given_traffic(given, grid)
+        missing = together.nbytes // np.dtype(given.dtype).itemsize
+        messages = cost.repartition_messages(given.chunks, wanted, missing)
+        return replace(step, nbytes=together.nbytes, messages=messages, crossing=together.crossing)
 
     def edge_seconds(
         self, source: str, partitions: Mapping[str, Partition], wanted: Chunks, step: Traffic
@@ -116,15 +166,14 @@ class Pricing:
 
     def received(self, node: Node, partitions: Mapping[str, Partition]) -> tuple[int, ...]:
         """Bytes of each operand that reach one worker for its tiles."""
-        mine, (extents, itemsizes, itemsize) = partitions[node.name], self._sizes(node)
-        workers = self.topology.workers
-        bundle = cost.bundles(node.expression, extents, mine.parts, itemsizes, itemsize, workers)
-        sharing = min(mine.tiles, self.topology.workers)
+        mine, (extents, itemsizes, _) = partitions[node.name], self._sizes(node)
+        workers, bundle = self.topology.workers, self.bundle(node, mine.parts)
+        sharing = min(mine.tiles, workers)
         found = []
         for labels, source, each in zip(node.expression.operands, node.inputs, itemsizes):
             copies = cost.further_copies(node.expression, labels, mine.parts, workers, bundle)
             nbytes = prod(extents[label] for label in dict.fromkeys(labels)) * each * copies
-            nbytes += self.edge_traffic(source, partitions, mine.grid(labels)).nbytes
+            nbytes += self.edge_traffic(source, partitions, node, labels).nbytes
             found.append(-(-nbytes // sharing))
         return tuple(found)
 
@@ -137,14 +186,23 @@ class Pricing:
 
     # all candidates of an edge
 
-    def reading(self, source: str, space: Space, labels: Labels) -> Table:
+    def reading(self, source: str, reader: Node, space: Space, labels: Labels) -> Table:
         """Cost of reading a given tensor, for every candidate of its reader."""
+        given, grids, which = self.graph.inputs[source], space.grids(labels), space.project(labels)[1]
+        parts = space.parts
+        between = cost.across(parts, self.bundle(reader, parts))
+        keys = np.stack([which, *(np.broadcast_to(between[label], len(space)) for label in labels)]).astype(
+            int
+        )
+        each, place = np.unique(keys, axis=1, return_inverse=True)
         costs = []
-        for wanted in space.grids(labels):
-            step = self.edge_traffic(source, {}, wanted)
+        for number, *counts in each.T.tolist():
+            step = self.read_traffic(given, grids[number], tuple(counts))
             seconds = self.objective == "seconds"
-            costs.append(self.edge_seconds(source, {}, wanted, step) if seconds else float(step.nbytes))
-        return np.array(costs)[space.project(labels)[1]]
+            costs.append(
+                self.edge_seconds(source, {}, grids[number], step) if seconds else float(step.nbytes)
+            )
+        return np.array(costs)[place.reshape(-1)]
 
     def edge(self, producer: Node, theirs: Space, reader: Node, mine: Space, labels: Labels) -> Factor:
         """Repartition cost between every grid of a producer and every one that its reader may want."""
@@ -385,7 +443,7 @@ def _choice(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -
     seconds = float(pricing.node_seconds(node, mine.parts))
     for labels, source in zip(node.expression.operands, node.inputs):
         wanted = mine.grid(labels)
-        step = pricing.edge_traffic(source, partitions, wanted)
+        step = pricing.edge_traffic(source, partitions, node, labels)
         inside = mine.tiles if pricing.graph.inlines(source, node.name, partitions) else 0
         moved += step
         taken += inside

@@ -17,9 +17,12 @@ from dask.blockwise import fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-__all__ = ["splice"]
+__all__ = ["PLACED", "fused_blockwise", "splice"]
 
 Tasks = dict[Any, Any]
+
+PLACED = "eindecomp-placed"
+"""Annotation of layers whose tasks a plan placed, by which the scheduler's plugin knows them."""
 
 
 def splice(
@@ -30,6 +33,7 @@ def splice(
     reads: Iterable[Any],
     outputs: Iterable[str],
     workers: Mapping[Any, str],
+    strict: bool = False,
 ) -> HighLevelGraph:
     """One graph of planned layers and those that stay.
 
@@ -46,13 +50,15 @@ def splice(
     outputs
         Names of the arrays that planned layers give.
     workers
-        Address of the worker that a task is meant for; another may run it if that one is busy or gone.
+        Address of the worker that a task is meant for.
+    strict
+        Whether no other may run it; else another may if that one is busy or gone.
     """
     promised = set(outputs) & set(dsk.layers)
     wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
     staying = _staying(dsk, outside, [*wanted, *sorted(reads, key=str)], promised)
     layers = {
-        name: MaterializedLayer(tasks, annotations=_meant_for(tasks, workers))
+        name: MaterializedLayer(tasks, annotations=_meant_for(tasks, workers, strict))
         for name, tasks in planned.items()
     }
     token = tokenize(sorted(outside), sorted(planned))[:16]
@@ -62,7 +68,7 @@ def splice(
             key: task for key, task in tasks.items() if not task.dependencies
         }  # others run where their data are
         layers[name] = MaterializedLayer(
-            tasks, annotations=dict(marks) if marks else _meant_for(made, workers)
+            tasks, annotations=dict(marks) if marks else _meant_for(made, workers, strict)
         )
     owners = {key: name for name, layer in layers.items() for key in layer}
     dependencies = {
@@ -72,10 +78,17 @@ def splice(
     return HighLevelGraph(layers, dependencies)
 
 
-def _meant_for(tasks: Tasks, workers: Mapping[Any, str]) -> dict[str, Any] | None:
+def fused_blockwise(dsk: HighLevelGraph, keys: Any) -> HighLevelGraph:
+    """What Dask's optimiser makes of layers before it looks at tasks: after that, what users wrote on them is lost."""
+    return fuse_roots(optimize_blockwise(dsk, keys=keys), keys=keys)
+
+
+def _meant_for(tasks: Tasks, workers: Mapping[Any, str], strict: bool) -> dict[str, Any] | None:
     """Annotations that put the tasks of a layer on their workers."""
     places = {key: workers[key] for key in tasks if key in workers}
-    return {"workers": places.get, "allow_other_workers": True} if places else None
+    if not places:
+        return None
+    return {"workers": places.get, "allow_other_workers": not strict, PLACED: True}
 
 
 def _name(key: Any) -> Any:
@@ -103,8 +116,7 @@ def _staying(
     if not annotated:
         tasks = convert_legacy_graph(dict(dask_optimize(part, every)))
         return {None: {key: task for key, task in tasks.items() if _name(key) not in promised}}
-    # low-level fusion would lose what the user wrote on tasks
-    fused = fuse_roots(optimize_blockwise(part, keys=every), keys=every)
+    fused = fused_blockwise(part, every)
     marks = {key: _frozen(layer.annotations) for layer in fused.layers.values() for key in layer}
     tasks = convert_legacy_graph(fused.to_dict())
     found: dict[Hashable, Tasks] = {}

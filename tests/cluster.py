@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["cluster"]
+__all__ = ["Machines", "cluster", "machines"]
 
 ROOT = Path(__file__).parents[1]
 START = 60.0
 """Seconds in which a process must be up."""
-WORKER = "--memory-limit 2GiB --death-timeout 60"
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 BLOCKER = '''
 import sys
@@ -42,48 +41,76 @@ sys.meta_path.insert(0, Lacking())
 """Run by every Python that has its folder on PYTHONPATH, as ``sitecustomize``."""
 
 
-@contextmanager
-def cluster(folder: Path, workers: int = 3, lacking: str | None = None) -> Iterator[str]:
-    """Address of a scheduler on loopback with so many workers of one thread each.
+class Machines:
+    """A scheduler on loopback and its workers; all they write is in a folder."""
 
-    Everything the processes write is in ``folder``.  They end with the block, whatever happens in it.
+    def __init__(self, folder: Path, lacking: str | None = None, preload: str = "") -> None:
+        self.folder, self.environment = folder, _environment(folder, lacking)
+        self.file = folder / "scheduler.json"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        options = f" --preload {preload}" if preload else ""
+        self._start("scheduler", f"scheduler --host 127.0.0.1 --port 0 --no-dashboard{options}")
+        try:
+            self.address = _address(self.file, self.processes["scheduler"], folder / "scheduler.log")
+        except RuntimeError:
+            self.end()
+            raise
+
+    def add_worker(self, threads: int = 1, memory: str = "2GiB") -> str:
+        """Start another worker; its name."""
+        name = f"worker-{len(self.processes) - 1}"
+        options = f"--nthreads {threads} --memory-limit {memory} --death-timeout 60"
+        self._start(name, f"worker --host 127.0.0.1 --no-nanny --no-dashboard {options} --name {name}")
+        return name
+
+    def kill(self, name: str) -> None:
+        """End a worker at once, as a machine that loses power does."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def end(self) -> None:
+        """End all processes."""
+        _end(list(self.processes.values()))
+
+    def _start(self, name: str, command: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "dask", *command.split(), "--scheduler-file", str(self.file)],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+
+@contextmanager
+def machines(folder: Path, lacking: str | None = None, preload: str = "") -> Iterator[Machines]:
+    """A scheduler that has no worker yet; all processes end with the block, whatever happens in it.
 
     Parameters
     ----------
     folder
         An empty folder.
-    workers
-        How many.
     lacking
-        A package that none of them can import.
+        A package that no process can import.
+    preload
+        A module that the scheduler loads at its start.
     """
-    environment = _environment(folder, lacking)
-    file = folder / "scheduler.json"
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, command: str) -> None:
-        with (folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dask", *command.split(), "--scheduler-file", str(file)],
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        processes.append(process)
-
+    mine = Machines(folder, lacking, preload)
     try:
-        start("scheduler", "scheduler --host 127.0.0.1 --port 0 --no-dashboard")
-        address = _address(file, processes[0], folder / "scheduler.log")
-        for number in range(workers):
-            name = f"worker-{number}"
-            start(
-                name, f"worker --host 127.0.0.1 --nthreads 1 --no-nanny --no-dashboard {WORKER} --name {name}"
-            )
-        yield address
+        yield mine
     finally:
-        _end(processes)
+        mine.end()
+
+
+@contextmanager
+def cluster(folder: Path, workers: int = 3, lacking: str | None = None) -> Iterator[str]:
+    """Address of a scheduler on loopback with so many workers of one thread each."""
+    with machines(folder, lacking) as mine:
+        for _ in range(workers):
+            mine.add_worker()
+        yield mine.address
 
 
 def _environment(folder: Path, lacking: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, reduce
-from itertools import product
+from itertools import permutations, product
 from math import prod
 from typing import Any
 
@@ -321,3 +321,90 @@ def _along(table: np.ndarray, scope: list[str], names: list[str]) -> np.ndarray:
     order = sorted(range(len(scope)), key=lambda axis: names.index(scope[axis]))
     lengths = {name: length for name, length in zip(scope, table.shape)}
     return table.transpose(order).reshape([lengths.get(name, 1) for name in names])
+
+
+# What must move at least
+
+
+def least_bytes(graph: EinGraph, workers: int) -> int:
+    """Fewest bytes that must move: every grid of one tile a worker, and every placement of its tiles, is tried.
+
+    For graphs in which an expression reads one other expression at most and given tensors have owners.  Partial
+    results may be added up with any of them, and blocks that leave may be put together anywhere.
+    """
+    reached: dict[str, dict[tuple[Any, ...], int]] = {}
+    for node in graph.nodes.values():
+        options: dict[tuple[Any, ...], int] = {}
+        for parts in viable(dict(node.extents), workers, divide=False):
+            mine = Partition.balanced(dict(node.extents), parts)
+            for state, moved in _placements(graph, node, mine, workers, reached):
+                options[state] = min(moved, options.get(state, moved))
+        reached[node.name] = options
+    (output,) = graph.outputs
+    itemsize = graph.itemsize(output.source)
+    return min(
+        moved + (0 if output.chunks is None else itemsize * _put_together(state, output.chunks, workers))
+        for state, moved in reached[output.source].items()
+    )
+
+
+def _placements(
+    graph: EinGraph,
+    node: Node,
+    mine: Partition,
+    workers: int,
+    reached: Mapping[str, Mapping[tuple[Any, ...], int]],
+) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Grid and owners of a result, with the bytes moved up to it, for every placement of the tiles of one grid."""
+    labels = node.expression.labels
+    tiles = list(product(*(range(mine.parts[label]) for label in labels)))
+    ways = np.array(list(permutations(range(workers), len(tiles))))
+    total = np.zeros(len(ways), dtype=int)
+    for operand, source in zip(node.expression.operands, node.inputs):
+        shape = [mine.parts[label] for label in operand]
+        index = [[tile[labels.index(label)] for tile in tiles] for label in operand]
+        numbers = np.ravel_multi_index(index, shape) if shape else np.zeros(len(tiles), dtype=int)
+        given = graph.inputs.get(source)
+        states: Mapping[Any, int] = reached[source] if given is None else {(given.chunks, given.owners): 0}
+        lacking = [
+            moved + _lacking(state, mine.grid(operand), numbers, ways, workers) * graph.itemsize(source)
+            for state, moved in states.items()
+        ]
+        total = total + np.min(lacking, axis=0)
+    grid = mine.grid(node.expression.output)
+    combined = [n for n, label in enumerate(labels) if label not in node.expression.output]
+    blocks: dict[tuple[int, ...], list[int]] = {}
+    for number, tile in enumerate(tiles):
+        blocks.setdefault(tuple(tile[labels.index(one)] for one in node.expression.output), []).append(number)
+    sizes = [prod(axis[n] for axis, n in zip(grid, block)) for block in sorted(blocks)]
+    partial = sum(sizes) * (prod(mine.parts[labels[n]] for n in combined) - 1) * np.dtype(node.dtype).itemsize
+    for way, moved in zip(ways, total):
+        for chosen in product(*(blocks[block] for block in sorted(blocks))):
+            yield (grid, tuple(int(way[number]) for number in chosen)), int(moved) + partial
+
+
+def _lacking(
+    state: tuple[Any, ...], wanted: Chunks, numbers: np.ndarray, ways: np.ndarray, workers: int
+) -> np.ndarray:
+    """Elements that tiles lack of the wanted blocks of these numbers, for every way to place them."""
+    there, sizes = _there(*state, wanted, workers)
+    return np.asarray((sizes[:, None] - there)[numbers][np.arange(len(numbers)), ways].sum(axis=1))
+
+
+def _there(
+    chunks: Chunks, owners: tuple[int, ...], wanted: Chunks, workers: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of each wanted block that each worker has, and of each wanted block."""
+    overlap = np.ones((1, 1), dtype=int)
+    for have, want in zip(chunks, wanted):
+        overlap = np.kron(overlap, np.array(shared(have, want)))
+    there = np.zeros((overlap.shape[1], workers), dtype=int)
+    for row, owner in zip(overlap, owners):
+        there[:, owner] += row
+    return there, overlap.sum(axis=0)
+
+
+def _put_together(state: tuple[Any, ...], chunks: Chunks, workers: int) -> int:
+    """Elements that must move for blocks that leave, each made where most of it is."""
+    there, sizes = _there(*state, chunks, workers)
+    return int((sizes - there.max(axis=1)).sum())

@@ -1,0 +1,101 @@
+"""The scheduler's side of a placement: tiles stay on their workers as long as these can run them.
+
+With this plugin tasks are restricted to their workers strictly, so that work stealing leaves them alone and the bytes a
+plan predicts are those that move.  A worker may be lost, retired or paused meanwhile; its tasks are then set free, so
+that nothing waits for it::
+
+    placed ──▶ its worker runs ──▶ done
+                  │ is gone, leaves or pauses
+                  ▼
+               any worker
+
+The plugin keeps nothing of a task: what it has to know is written on the task itself.  Register it by
+``dask_eindecomp.register(client)``, by ``dask scheduler --preload dask_eindecomp.scheduler``, or by the Dask setting
+``distributed.scheduler.preload``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import time
+from typing import Any
+
+from distributed import SchedulerPlugin
+from distributed.core import Status
+from tornado.ioloop import PeriodicCallback
+
+from dask_eindecomp.splice import PLACED
+
+__all__ = ["NAME", "Placing", "dask_setup"]
+
+NAME = "eindecomp"
+"""Of the plugin in a scheduler."""
+PERIOD = 100
+"""Milliseconds between looks at tasks that wait for a worker which does not run."""
+
+PLUGINS: dict[str, Placing] = {}
+"""Plugins of this process by their scheduler's address."""
+
+
+class Placing(SchedulerPlugin):  # type: ignore[misc]
+    """Sets tasks free whose worker cannot run them."""
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.scheduler: Any = None
+        self._watch: PeriodicCallback | None = None
+
+    async def start(self, scheduler: Any) -> None:
+        """Begin to watch a scheduler."""
+        self.scheduler = scheduler
+        PLUGINS[scheduler.address] = self
+        self._watch = PeriodicCallback(self.look, PERIOD)
+        self._watch.start()
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if self._watch is not None:
+            self._watch.stop()
+        if PLUGINS.get(self.scheduler.address) is self:
+            del PLUGINS[self.scheduler.address]
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Set all tasks free that were meant for a worker which is gone."""
+        self.free(
+            ts
+            for ts in scheduler.tasks.values()
+            if ts.worker_restrictions and worker in ts.worker_restrictions
+        )
+
+    def look(self) -> None:
+        """Set tasks free that wait for a worker which is paused or leaves."""
+        scheduler = self.scheduler
+        if scheduler.plugins.get(NAME) is not self:  # it was unregistered
+            scheduler.loop.add_callback(self.close)
+            return
+        running = {worker.address for worker in scheduler.running}
+        self.free(ts for ts in scheduler.unrunnable if not running & (ts.worker_restrictions or running))
+        for worker in scheduler.workers.values():
+            if worker.status != Status.running:
+                self.free(worker.processing)
+
+    def free(self, tasks: Iterable[Any]) -> None:
+        """Let any worker run those of the tasks that a plan placed."""
+        placed = [ts for ts in tasks if ts.worker_restrictions and PLACED in (ts.annotations or ())]
+        waiting = {}
+        stealing = self.scheduler.extensions.get("stealing")
+        for ts in placed:
+            ts.worker_restrictions = None
+            if ts.state == "no-worker":
+                waiting[ts.key] = "processing"
+            elif ts.state == "processing" and stealing is not None:
+                stealing.put_key_in_stealable(ts)
+        if waiting:
+            self.scheduler.transitions(waiting, stimulus_id=f"eindecomp-free-{time()}")
+
+
+def dask_setup(scheduler: Any) -> None:
+    """Add the plugin to a scheduler that starts with this module as its preload."""
+    scheduler.add_plugin(Placing(), idempotent=True)
