@@ -398,7 +398,9 @@ def _small_tile(seconds: Mapping[int, float], flops: float, memory_bandwidth: fl
     500000
     """
     weights = {side: 1 / taken**2 for side, taken in seconds.items()}
-    rest = {side: flops * (seconds[side] - 24 * PASSES * side**2 / memory_bandwidth) - side**3 for side in seconds}
+    rest = {
+        side: flops * (seconds[side] - 24 * PASSES * side**2 / memory_bandwidth) - side**3 for side in seconds
+    }
     mean = sum(weights[side] * rest[side] for side in seconds) / sum(weights.values())
     return max(round(mean), 0)
 

@@ -344,7 +344,7 @@ def overlaps(produced: Cut, consumed: Cut) -> np.ndarray:
     return np.asarray(np.maximum(stop - start, 0))
 
 
-def stays(produced: Chunks, consumed: Chunks, workers: int) -> int:
+def stays(produced: Chunks, consumed: Chunks, workers: int, copies: int = 1) -> int:
     """Elements that need not move between two grids, owners chosen at best.
 
     With one tile a worker that is ``min(tiles, tiles) * largest intersection`` (exact where grids nest).  Where a
@@ -355,17 +355,23 @@ def stays(produced: Chunks, consumed: Chunks, workers: int) -> int:
     16
     >>> stays(((1,) * 8, (8,)), ((2,) * 4, (8,)), workers=4)
     64
+
+    Where several workers want a tile, each has in place what it holds of it:
+
+    >>> [stays(((2, 2, 2, 2), (8,)), ((8,), (8,)), workers=4, copies=copies) for copies in (1, 2, 4)]
+    [16, 32, 64]
     """
     size = prod(sum(chunks) for chunks in produced)
     if produced == consumed or workers == 1:
         return size
     some, other = prod(map(len, produced)), prod(map(len, consumed))
+    copied = min(other * copies, workers)
     meeting = Fraction(prod(largest_overlap(p, c) for p, c in zip(produced, consumed)))
     finer = Fraction(prod(max(Fraction(len(p), len(c)), Fraction(1)) for p, c in zip(produced, consumed)))
     coarser = Fraction(prod(max(Fraction(len(c), len(p)), Fraction(1)) for p, c in zip(produced, consumed)))
     owners_some, owners_other = min(some, workers), min(other, workers)
     grown = min(Fraction(some, owners_some), finer) * min(Fraction(other, owners_other), coarser)
-    return min(int(min(owners_some, owners_other) * meeting * grown), size)
+    return min(int(min(owners_some, copied) * meeting * grown), size)
 
 
 def repartition_tasks(produced: Chunks, consumed: Chunks) -> int:
@@ -401,9 +407,12 @@ def _shipped(produced: Chunks, consumed: Chunks, missing: int, itemsize: int, ho
 
 
 def repartition_traffic(
-    produced: Chunks, consumed: Chunks, itemsize: int, workers: int, hosts: int = 1
+    produced: Chunks, consumed: Chunks, itemsize: int, workers: int, hosts: int = 1, copies: int = 1
 ) -> Traffic:
     """What is shipped from one grid to another when only missing slices travel, at best overlap.
+
+    Of ``copies`` of each tile that as many workers want, `join_traffic` counts all but one whole; what is in place of any
+    of them counts here.
 
     Rows to columns over P workers moves ``(1 - 1/P)`` of the tensor, where the published formula charges
     ``2P - 1`` times all of it.
@@ -414,7 +423,7 @@ def repartition_traffic(
     if produced == consumed:
         return Traffic()
     size = prod(sum(chunks) for chunks in produced)
-    missing = size - stays(produced, consumed, workers)
+    missing = size - stays(produced, consumed, workers, copies)
     return _shipped(produced, consumed, missing, itemsize, hosts)
 
 
@@ -495,6 +504,7 @@ def given_traffic(
     itemsize: int,
     workers: int,
     hosts: int = 1,
+    copies: int = 1,
 ) -> Traffic:
     """What is shipped from blocks that lie where they lie to a grid of tiles, each tile placed where most of it is.
 
@@ -508,25 +518,29 @@ def given_traffic(
     blocks = prod(map(len, chunks))
     tiles = prod(map(len, consumed))
     if tiles * max(blocks, workers) > DEALT_OUT:
-        return repartition_traffic(chunks, consumed, itemsize, workers, hosts)
+        return repartition_traffic(chunks, consumed, itemsize, workers, hosts, copies)
     held = np.zeros((workers, tiles), dtype=np.float64)
     overlap: np.ndarray = np.ones((1, 1))
     for produced, wanted in zip(chunks, consumed):
         overlap = np.kron(overlap, overlaps(produced, wanted).astype(np.float64))
     np.add.at(held, np.array(spread(blocks, workers) if owners is None else owners), overlap)
     sizes = overlap.sum(axis=0)
-    room = np.full(workers, -(-tiles // workers))
+    room = np.full(workers, -(-tiles * copies // workers))
     nbytes = crossing = 0
     near = np.arange(workers) * hosts // workers
-    todo = np.ones(tiles, dtype=bool)
+    todo = np.full(tiles, copies)
     for flat in np.argsort(-held, axis=None, kind="stable"):
         worker, tile = divmod(int(flat), tiles)
         if todo[tile] and room[worker]:
-            todo[tile] = False
+            todo[tile] -= 1
             room[worker] -= 1
             nbytes += int(sizes[tile] - held[worker, tile])
             if hosts > 1:
                 crossing += int(sizes[tile] - held[near == near[worker], tile].sum())
+    # all copies but one are counted whole elsewhere, those to other hosts among them; what nobody took lacks nothing here
+    size = int(sizes.sum())
+    nbytes = max(nbytes + int((todo * sizes).sum()) - size * (copies - 1), 0)
+    crossing = min(max(crossing - size * ((copies - 1) // -(-workers // hosts)), 0), nbytes)
     return Traffic(
         nbytes * itemsize,
         repartition_messages(chunks, consumed, nbytes),

@@ -6,7 +6,7 @@ layers of a model, are of one *kind* and priced once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -59,19 +59,22 @@ class Pricing:
             if source in self.graph.inputs and self.graph.inputs[source].chunks is not None
         ]
 
+        workers = self.topology.workers
+
         def reading(between: Mapping[str, Any]) -> Any:
             total: Any = 0
             for labels, tensor in given:
-                counts = np.stack([between[label] for label in labels]) if labels else np.ones((1, 1, 1), int)
+                lacking = [between[label] for label in node.expression.labels if label not in labels]
+                copies = np.minimum(prod(lacking, start=np.ones_like(next(iter(between.values())))), workers)
+                counts = np.stack([copies, *(between[label] for label in labels)])
                 each, which = np.unique(counts.reshape(len(counts), -1), axis=1, return_inverse=True)
-                grids = [
-                    tuple(cut(extents[label], n) for label, n in zip(labels, one)) for one in each.T.tolist()
-                ]
-                moved = [self.given_traffic(tensor, grid).nbytes for grid in grids]
+                moved = []
+                for several, *one in each.T.tolist():
+                    grid = tuple(cut(extents[label], n) for label, n in zip(labels, one))
+                    moved.append(self.given_traffic(tensor, grid, several).nbytes)
                 total = total + np.array(moved)[which.reshape(counts.shape[1:])]
             return total
 
-        workers = self.topology.workers
         return cost.bundles(
             node.expression, extents, parts, itemsizes, itemsize, workers, reading if given else None
         )
@@ -88,9 +91,22 @@ class Pricing:
         return (
             topology.compute_seconds(joined.flops, handled, tiles, node.kernel, node.dtype)
             + topology.compute_seconds(combined.flops, added, results, "stream", node.dtype)
-            + topology.move_seconds(joined, tiles)
+            + topology.move_seconds(replace(joined, nbytes=0, crossing=0), tiles)
+            + sum(self._copied(node, parts, tiles))
             + topology.move_seconds(combined, results)
         )
+
+    def _copied(self, node: Node, parts: Mapping[str, Any], tiles: Any) -> Iterator[Any]:
+        """Seconds that the bytes of further copies of each operand take: who has them sends them."""
+        extents, itemsizes, _ = self._sizes(node)
+        workers, hosts, bundle = self.topology.workers, self.topology.hosts, self.bundle(node, parts)
+        for labels, itemsize in zip(node.expression.operands, itemsizes):
+            distinct = tuple(dict.fromkeys(labels))
+            copies = cost.further_copies(node.expression, labels, parts, workers, bundle)
+            size = prod(extents[label] for label in distinct) * itemsize
+            crossing = size * (copies // -(-workers // hosts)) if hosts > 1 else 0
+            blocks = prod(parts[label] for label in distinct)
+            yield self.topology.move_seconds(Traffic(size * copies, crossing=crossing), tiles, blocks)
 
     def node_cost(self, node: Node, parts: Mapping[str, Any]) -> Any:
         """Cost of one expression under the objective."""
@@ -123,30 +139,37 @@ class Pricing:
         produced, given = self.produced(source, partitions), self.graph.inputs.get(source)
         if produced is None:
             return Traffic()
+        between, copies = self.between_workers(reader, mine.parts, labels)
         if given is None:
-            return cost.repartition_traffic(produced, mine.grid(labels), itemsize, workers, hosts)
-        between = (
-            cost.across(mine.parts, self.bundle(reader, mine.parts)) if mine.tiles > workers else mine.parts
-        )
-        return self.read_traffic(given, mine.grid(labels), tuple(between[label] for label in labels))
+            wanted = mine.grid(labels)
+            return cost.repartition_traffic(produced, wanted, itemsize, workers, hosts, copies)
+        return self.read_traffic(given, mine.grid(labels), tuple(between[label] for label in labels), copies)
 
-    def given_traffic(self, given: Given, wanted: Chunks) -> Traffic:
-        """What is shipped of a given tensor to workers that want these blocks."""
+    def between_workers(
+        self, reader: Node, parts: Mapping[str, Any], labels: Labels
+    ) -> tuple[Mapping[str, Any], Any]:
+        """Parts of each label that lie on different workers, and how many workers want each tile of an operand."""
+        bundle = self.bundle(reader, parts)
+        copies = cost.further_copies(reader.expression, labels, parts, self.topology.workers, bundle) + 1
+        return cost.across(parts, bundle), copies
+
+    def given_traffic(self, given: Given, wanted: Chunks, copies: int) -> Traffic:
+        """What is shipped of a given tensor to workers that want these blocks, so many of them each."""
         assert given.chunks is not None, f"{given.name} may be had in any chunks"
         workers, hosts = self.topology.workers, self.topology.hosts
         itemsize = np.dtype(given.dtype).itemsize
         if given.stays:
-            return cost.given_traffic(given.chunks, given.owners, wanted, itemsize, workers, hosts)
+            return cost.given_traffic(given.chunks, given.owners, wanted, itemsize, workers, hosts, copies)
         return cost.making_traffic(given.chunks, wanted, itemsize, workers, hosts)
 
-    def read_traffic(self, given: Given, wanted: Chunks, between: tuple[int, ...]) -> Traffic:
+    def read_traffic(self, given: Given, wanted: Chunks, between: tuple[int, ...], copies: int) -> Traffic:
         """What it takes to read a given tensor in some chunks, of which workers have so many parts along each axis."""
-        step = self.given_traffic(given, wanted)
+        step = self.given_traffic(given, wanted, copies)
         if between == tuple(map(len, wanted)):
             return step
         assert given.chunks is not None, f"{given.name} may be had in any chunks"
         grid = tuple(cut(sum(axis), parts) for axis, parts in zip(wanted, between))
-        together = self.given_traffic(given, grid)
+        together = self.given_traffic(given, grid, copies)
         missing = together.nbytes // np.dtype(given.dtype).itemsize
         messages = cost.repartition_messages(given.chunks, wanted, missing)
         return replace(step, nbytes=together.nbytes, messages=messages, crossing=together.crossing)
@@ -160,8 +183,9 @@ class Pricing:
             return 0.0
         readers = prod(map(len, wanted))
         seconds = self.topology.move_seconds(step, min(prod(map(len, produced)), readers))
-        if produced != wanted:
-            seconds += self.topology.copy_seconds(self.graph.nbytes(source), readers)
+        if step.tasks:  # what is not cut is read where it is
+            share = step.tasks / prod(cost.axis_overlap(p, c)[1] for p, c in zip(produced, wanted))
+            seconds += self.topology.copy_seconds(self.graph.nbytes(source) * share, readers)
         return float(seconds)
 
     def received(self, node: Node, partitions: Mapping[str, Partition]) -> tuple[int, ...]:
@@ -190,14 +214,13 @@ class Pricing:
         """Cost of reading a given tensor, for every candidate of its reader."""
         given, grids, which = self.graph.inputs[source], space.grids(labels), space.project(labels)[1]
         parts = space.parts
-        between = cost.across(parts, self.bundle(reader, parts))
-        keys = np.stack([which, *(np.broadcast_to(between[label], len(space)) for label in labels)]).astype(
-            int
-        )
+        between, copies = self.between_workers(reader, parts, labels)
+        seen = [which, copies, *(between[label] for label in labels)]
+        keys = np.stack([np.broadcast_to(one, len(space)) for one in seen]).astype(int)
         each, place = np.unique(keys, axis=1, return_inverse=True)
         costs = []
-        for number, *counts in each.T.tolist():
-            step = self.read_traffic(given, grids[number], tuple(counts))
+        for number, several, *counts in each.T.tolist():
+            step = self.read_traffic(given, grids[number], tuple(counts), several)
             seconds = self.objective == "seconds"
             costs.append(
                 self.edge_seconds(source, {}, grids[number], step) if seconds else float(step.nbytes)
@@ -207,8 +230,8 @@ class Pricing:
     def edge(self, producer: Node, theirs: Space, reader: Node, mine: Space, labels: Labels) -> Factor:
         """Repartition cost between every grid of a producer and every one that its reader may want."""
         rows, which = theirs.project(producer.expression.output)
-        columns, mine_which = mine.project(labels)
-        table = self.between(producer, theirs, rows, mine, labels, columns)
+        columns, copies, mine_which = self.seen(reader, mine, labels)
+        table = self.between(producer, theirs, rows, mine, labels, columns, copies)
         if self.objective != "seconds" or not self.graph.may_inline(producer.name, reader.name):
             return Factor((producer.name, reader.name), table, (which, mine_which))
         # tiles that are wanted one by one are computed inside the reader's tasks
@@ -219,13 +242,31 @@ class Pricing:
         spared = np.tile(blocks * self.topology.task_overhead, 2)[:, None]
         return replace(passed, table=np.tile(table, (2, 2)) - np.where(passed.table, spared, 0.0))
 
+    def seen(
+        self, reader: Node, space: Space, labels: Labels
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """What an edge can see of its reader's candidates: the grids wanted, how many workers want each tile, and which.
+
+        Where the published figures are minimised copies do not matter.
+        """
+        columns, which = space.project(labels)
+        if self.objective == "paper":
+            return columns, np.ones(len(columns), dtype=np.int64), which
+        key = (id(space), labels)
+        if key not in self._between:
+            _, copies = self.between_workers(reader, space.parts, labels)
+            keys = np.stack([which, np.broadcast_to(copies, len(space))]).astype(np.int64)
+            each, place = np.unique(keys, axis=1, return_inverse=True)
+            self._between[key] = columns[each[0]], each[1], place.reshape(-1)
+        return self._between[key]  # type: ignore[no-any-return]
+
     def passed_on(self, producer: Node, theirs: Space, reader: Node, mine: Space, labels: Labels) -> Factor:
         """Whether each tile of a producer is wanted by one tile of its reader: ``EinGraph.passes_on`` for all candidates.
 
         Classes are the grids twice: of candidates that cut other labels too, then of those that do not.
         """
         rows, which = theirs.project(producer.expression.output)
-        columns, mine_which = mine.project(labels)
+        columns, _, mine_which = self.seen(reader, mine, labels)
         aligned = self._pairs(producer, theirs, rows, mine, labels, columns)["equal"]
         blocks = _tiles(
             theirs.cuts, [theirs.labels.index(label) for label in producer.expression.output], rows
@@ -271,6 +312,7 @@ class Pricing:
         mine: Space,
         labels: Labels,
         columns: npt.NDArray[np.int64],
+        copies: npt.NDArray[np.int64],
     ) -> Table:
         """Cost between distinct grids: ``cost.repartition_traffic`` and its kin, over whole tables at once."""
         pairs = self._pairs(producer, theirs, rows, mine, labels, columns)
@@ -284,7 +326,7 @@ class Pricing:
             return np.asarray(np.where(equal, 0.0, moved))
         workers, hosts = self.topology.workers, self.topology.hosts
         itemsize = np.dtype(producer.dtype).itemsize
-        nbytes = np.where(equal | (workers == 1), 0.0, size - _stays(pairs, size, workers)) * itemsize
+        nbytes = np.where(equal | (workers == 1), 0.0, size - _stays(pairs, size, workers, copies)) * itemsize
         if self.objective == "bytes":
             return np.asarray(nbytes)
         tasks = np.where(equal, 0.0, np.maximum(pairs["pieces"] - pairs["whole"], 0))
@@ -294,8 +336,8 @@ class Pricing:
         messages = np.ceil(pairs["pieces"] * nbytes / max(size * itemsize, 1))
         step = Traffic(nbytes, messages, tasks=tasks, crossing=crossing)  # type: ignore[arg-type]
         seconds = self.topology.move_seconds(step, np.minimum(some, other))
-        copied = self.topology.copy_seconds(size * itemsize, other)
-        return np.asarray(seconds + np.where(equal, 0.0, copied))
+        share = tasks / np.maximum(pairs["pieces"], 1)
+        return np.asarray(seconds + self.topology.copy_seconds(size * itemsize * share, other))
 
     def _pairs(
         self,
@@ -350,13 +392,16 @@ def _tiles(
     return counts
 
 
-def _stays(pairs: Mapping[str, npt.NDArray[Any]], size: float, workers: int) -> npt.NDArray[Any]:
+def _stays(
+    pairs: Mapping[str, npt.NDArray[Any]], size: float, workers: int, copies: Any = 1
+) -> npt.NDArray[Any]:
     """``cost.stays`` for every pair of grids."""
     some, other = pairs["some"], pairs["other"]
     few, many = np.minimum(some, workers), np.minimum(other, workers)
     grown = np.minimum((some / few)[:, None], pairs["finer"])
     grown = grown * np.minimum((other / many)[None, :], pairs["coarser"])
-    held = np.minimum(few[:, None], many[None, :]) * pairs["meeting"] * grown
+    copied = np.minimum(other * copies, workers)
+    held = np.minimum(few[:, None], copied[None, :]) * pairs["meeting"] * grown
     # the tolerance keeps the floor equal to that of exact fractions
     return np.asarray(np.minimum(np.floor(held + 1e-6), size))
 

@@ -221,16 +221,17 @@ class Topology:
         at_once = np.minimum(tiles, self.slots)
         return 2 * PASSES * nbytes / at_once / self.memory_bandwidth * self.slowdown(tiles)
 
-    def move_seconds(self, traffic: Traffic, receivers: Any = None) -> Any:
+    def move_seconds(self, traffic: Traffic, receivers: Any = None, senders: Any = None) -> Any:
         """Seconds of the busiest worker to receive its share, and of the scheduler to run the tasks.
 
         ``receivers`` is how many tiles wait for the bytes; no more than so many workers share them.  The first message
-        of each is part of its task.
+        of each is part of its task.  ``senders`` is from how many blocks they come; as many as receivers by default.
         """
         seconds = traffic.tasks * self.task_overhead
         if self.workers == 1:
             return seconds
         sharing = self.workers if receivers is None else np.minimum(receivers, self.workers)
+        sharing = sharing if senders is None else np.minimum(sharing, senders)
         # bandwidth is what one gets while all receive; where threads share cores, fewer get more
         crowd = self.slowdown(sharing * self.threads) / self.contention
         inner = (self.bandwidth if self.local_bandwidth is None else self.local_bandwidth) / crowd

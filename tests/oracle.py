@@ -171,8 +171,13 @@ def shared(produced: Cut, consumed: Cut) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def edge_cost(shape: tuple[int, ...], produced: Chunks, consumed: Chunks, objective: str) -> float:
-    """Repartition in elements: the published figure, or what is missing at the best overlap, one tile a worker."""
+def edge_cost(
+    shape: tuple[int, ...], produced: Chunks, consumed: Chunks, objective: str, copies: int = 1
+) -> float:
+    """Repartition in elements: the published figure, or what is missing at the best overlap, one tile a worker.
+
+    Each of the workers that want a copy has in place what it holds of it.
+    """
     size = prod(shape)
     if produced == consumed or not size:
         return 0
@@ -181,7 +186,7 @@ def edge_cost(shape: tuple[int, ...], produced: Chunks, consumed: Chunks, object
         meeting = size / prod(max(len(p), len(c)) for p, c in zip(produced, consumed))
         return size * (size / some) / meeting + size * ((size / other) / meeting - 1)
     meeting = prod(max(map(max, shared(p, c))) for p, c in zip(produced, consumed))
-    return size - min(min(some, other) * meeting, size)
+    return size - min(min(some, other * copies) * meeting, size)
 
 
 def delivery_cost(produced: Chunks, consumed: Chunks) -> int:
@@ -197,8 +202,13 @@ def delivery_cost(produced: Chunks, consumed: Chunks) -> int:
 
 
 @cache
-def given_cost(chunks: Chunks, owners: tuple[int, ...] | None, consumed: Chunks, workers: int) -> int:
-    """Elements shipped from blocks that have owners: each tile where most of it lies, dealt out evenly."""
+def given_cost(
+    chunks: Chunks, owners: tuple[int, ...] | None, consumed: Chunks, workers: int, copies: int
+) -> int:
+    """Elements shipped from blocks that have owners, one copy of everything aside for each copy but one.
+
+    Each copy of a tile is where most of it lies, dealt out evenly.
+    """
     blocks = list(product(*(range(len(axis)) for axis in chunks)))
     tiles = list(product(*(range(len(axis)) for axis in consumed)))
     if owners is None:
@@ -209,15 +219,14 @@ def given_cost(chunks: Chunks, owners: tuple[int, ...] | None, consumed: Chunks,
             held[owner, number] += prod(
                 shared(p, c)[i][j] for p, c, i, j in zip(chunks, consumed, block, tile)
             )
-    placed: dict[int, int] = {}
-    load = Counter[int]()
-    most = -(-len(tiles) // workers)
+    load, had, stays = Counter[int](), Counter[int](), 0
+    most = -(-len(tiles) * copies // workers)
     for worker, number in sorted(held, key=lambda pair: -held[pair]):
-        if number not in placed and load[worker] < most:
-            placed[number] = worker
+        if had[number] < copies and load[worker] < most:
+            had[number] += 1
             load[worker] += 1
-    sizes = [prod(axis[n] for axis, n in zip(consumed, tile)) for tile in tiles]
-    return sum(sizes[number] - held[worker, number] for number, worker in placed.items())
+            stays += held[worker, number]
+    return max(sum(prod(axis[n] for axis, n in zip(consumed, tile)) for tile in tiles) - stays, 0)
 
 
 def plan_cost(
@@ -230,8 +239,8 @@ def plan_cost(
         node_cost(graph, node, partitions[node.name].parts, objective) for node in graph.nodes.values()
     )
     read = sum(
-        _read(graph, source, partitions.get(source), wanted, objective, topology)
-        for source, wanted in _edges(graph, partitions)
+        _read(graph, source, partitions.get(source), partitions[reader], labels, objective, topology)
+        for source, reader, labels in _edges(graph)
     )
     return (
         alone
@@ -261,7 +270,7 @@ def brute_force(
             table = np.array(
                 [
                     [
-                        _read(graph, source, theirs, mine.grid(labels), objective, topology)
+                        _read(graph, source, theirs, mine, labels, objective, topology)
                         for mine in candidates[name]
                     ]
                     for theirs in candidates.get(source, [None])
@@ -280,11 +289,11 @@ def brute_force(
     return float(total.min())
 
 
-def _edges(graph: EinGraph, partitions: Mapping[str, Partition]) -> Iterator[tuple[str, Chunks]]:
-    """Every tensor that an expression reads, and the chunks it is wanted in."""
+def _edges(graph: EinGraph) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Every tensor that an expression reads, the expression, and the labels it reads it with."""
     for node in graph.nodes.values():
         for labels, source in zip(node.expression.operands, node.inputs):
-            yield source, partitions[node.name].grid(labels)
+            yield source, node.name, labels
 
 
 def _delivered(graph: EinGraph, output: Output, mine: Partition, topology: Topology) -> float:
@@ -299,21 +308,24 @@ def _read(
     graph: EinGraph,
     source: str,
     theirs: Partition | None,
-    wanted: Chunks,
+    mine: Partition,
+    labels: tuple[str, ...],
     objective: str,
     topology: Topology,
 ) -> float:
-    """What reading ``source`` in the chunks ``wanted`` costs."""
+    """What reading ``source`` with these labels costs."""
+    wanted = mine.grid(labels)
+    copies = prod(parts for label, parts in mine.parts.items() if label not in labels)
     itemsize = 1 if objective == "paper" else np.dtype(graph.dtype(source)).itemsize
     if theirs is not None:
         produced = theirs.grid(graph.nodes[source].expression.output)
-        return itemsize * edge_cost(graph.shape(source), produced, wanted, objective)
+        return itemsize * edge_cost(graph.shape(source), produced, wanted, objective, copies)
     given = graph.inputs[source]
     if objective == "paper" or given.chunks is None:
         return 0
     if not given.stays:  # each block is made where most of it is wanted
         return itemsize * delivery_cost(wanted, given.chunks) if topology.workers > 1 else 0
-    return itemsize * given_cost(given.chunks, given.owners, wanted, topology.workers)
+    return itemsize * given_cost(given.chunks, given.owners, wanted, topology.workers, copies)
 
 
 def _along(table: np.ndarray, scope: list[str], names: list[str]) -> np.ndarray:

@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import permutations, product
 from math import prod
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 from dask_eindecomp import cost
 from dask_eindecomp.cost import (
     Traffic,
+    across,
     aggregate_traffic,
     axis_overlap,
+    bundles,
     delivery_traffic,
     given_traffic,
     join_traffic,
     largest_overlap,
+    making_traffic,
     nests,
     paper_aggregate,
     paper_join,
@@ -318,8 +322,9 @@ def test_what_is_given_ships_what_each_tile_lacks_where_most_of_it_lies(data: st
     owners = data.draw(
         st.none() | st.lists(st.integers(0, workers - 1), min_size=blocks, max_size=blocks).map(tuple)
     )
-    moved = given_traffic(chunks, owners, wanted, 8, workers)
-    assert moved.nbytes == 8 * oracle.given_cost(chunks, owners, wanted, workers)
+    copies = data.draw(st.integers(1, workers))
+    moved = given_traffic(chunks, owners, wanted, 8, workers, copies=copies)
+    assert moved.nbytes == 8 * oracle.given_cost(chunks, owners, wanted, workers, copies)
     assert 0 <= moved.nbytes <= 8 * prod(shape)
     if workers == 1:
         assert moved.nbytes == 0
@@ -403,3 +408,87 @@ def test_too_many_tiles_to_deal_out_one_by_one_are_priced_at_the_best_overlap(
     monkeypatch.setattr(cost, "DEALT_OUT", 1)
     moved = given_traffic(rows, None, columns, 2, workers=16)
     assert moved == repartition_traffic(rows, columns, 2, workers=16)
+
+
+# Several tiles a worker, several copies of a tile
+
+
+KHATRI_RAO = Expression.parse("ijk,jkl->il")
+
+
+def test_tiles_of_one_worker_stand_together_where_that_ships_least() -> None:
+    extents, sizes = {"i": 64, "j": 64, "k": 64, "l": 8}, (8, 8)
+    tall = bundles(KHATRI_RAO, extents, {"i": 4, "j": 1, "k": 1, "l": 4}, sizes, 8, workers=4)
+    assert tall == {"i": 1, "j": 1, "k": 1, "l": 4}  # the small operand is copied, the large one stays
+    parts = {"i": 4, "j": 2, "k": 2, "l": 1}
+    assert bundles(KHATRI_RAO, extents, parts, sizes, 8, workers=4) == {"i": 4, "j": 1, "k": 1, "l": 1}
+    # what is read of given tensors counts too: here the large one lies cut along i
+    lies = bundles(KHATRI_RAO, extents, parts, sizes, 8, 4, lambda between: 10**9 * (between["i"] != 4))
+    assert lies == {"i": 1, "j": 2, "k": 2, "l": 1}
+
+
+def test_no_more_tiles_than_workers_stand_alone() -> None:
+    extents = {"i": 8, "j": 8, "k": 8}
+    assert bundles(MATMUL, extents, {"i": 2, "j": 1, "k": 2}, (8, 8), 8, workers=4) == {
+        "i": 1,
+        "j": 1,
+        "k": 1,
+    }
+    assert bundles(MATMUL, extents, {"i": 2, "j": 1, "k": 2}, (8, 8), 8, workers=1) == {
+        "i": 2,
+        "j": 1,
+        "k": 2,
+    }
+    scalar = Expression.parse(",->")
+    assert bundles(scalar, {}, {}, (8, 8), 8, workers=4) == {}
+
+
+@given(st.fixed_dictionaries({label: st.integers(1, 6) for label in "ijk"}), st.integers(2, 6), st.data())
+def test_a_bundle_is_an_even_share_and_never_ships_more_than_scattered_tiles(
+    extents: dict[str, int], workers: int, data: st.DataObject
+) -> None:
+    drawn = [{label: data.draw(st.integers(1, n)) for label, n in extents.items()} for _ in range(3)]
+    together = bundles(
+        MATMUL,
+        extents,
+        {label: np.array([one[label] for one in drawn]) for label in extents},
+        (8, 8),
+        8,
+        workers,
+    )
+    for number, parts in enumerate(drawn):
+        mine = bundles(MATMUL, extents, parts, (8, 8), 8, workers)
+        assert mine == {label: int(together[label][number]) for label in parts}
+        assert prod(mine.values()) <= -(-prod(parts.values()) // workers)
+        if prod(mine.values()) > 1:
+            assert prod(across(parts, mine).values()) <= workers
+        scattered = join_traffic(MATMUL, extents, parts, (8, 8), workers)
+        assert join_traffic(MATMUL, extents, parts, (8, 8), workers, bundle=mine).nbytes <= scattered.nbytes
+
+
+def test_partial_results_of_one_worker_are_added_up_before_they_are_sent() -> None:
+    parts = {"i": 1, "j": 8, "k": 1}
+    scattered = aggregate_traffic(MATMUL, CUBE, parts, 8, workers=4)
+    together = aggregate_traffic(MATMUL, CUBE, parts, 8, workers=4, bundle={"i": 1, "j": 2, "k": 1})
+    assert scattered.nbytes == 7 * 256 * 8
+    assert together.nbytes == 3 * 256 * 8
+    assert (scattered.tasks, together.tasks) == (1, 1 + 4)
+
+
+def test_of_copies_each_worker_has_in_place_what_it_holds() -> None:
+    rows, whole = grid((8, 8), (4, 1)), grid((8, 8), (1, 1))
+    assert repartition_traffic(rows, whole, 1, workers=4).nbytes == 48
+    # four workers want all of it, three copies are counted by the join: each has its own quarter
+    assert repartition_traffic(rows, whole, 1, workers=4, copies=4).nbytes == 0
+    assert given_traffic(rows, None, whole, 1, workers=4, copies=4).nbytes == 0
+    assert given_traffic(rows, (0, 0, 0, 0), whole, 1, workers=4, copies=4).nbytes == 0
+    halves = grid((8, 8), (2, 1))
+    assert given_traffic(rows, (3, 1, 2, 0), halves, 1, workers=4, copies=2).nbytes == 0
+
+
+def test_blocks_made_on_demand_move_only_where_several_workers_want_a_part() -> None:
+    rows, columns = grid((8, 8), (4, 1)), grid((8, 8), (1, 4))
+    assert making_traffic(rows, rows, 1, workers=4).nbytes == 0
+    assert making_traffic(rows, grid((8, 8), (2, 1)), 1, workers=4).nbytes == 0
+    assert making_traffic(rows, columns, 1, workers=4).nbytes == 48
+    assert making_traffic(rows, columns, 1, workers=1).nbytes == 0

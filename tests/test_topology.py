@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_eindecomp.cost import Traffic
-from dask_eindecomp.topology import Topology, TopologyError
+from dask_eindecomp.topology import PASSES, Topology, TopologyError
 
 
 def test_slots_are_the_tasks_that_run_at_one_time() -> None:
@@ -116,7 +116,7 @@ def test_a_kernel_without_blas_is_slower() -> None:
 
 def test_what_a_tile_reads_and_writes_takes_memory_bandwidth() -> None:
     topology = Topology(workers=2, memory_bandwidth=100.0)
-    assert topology.compute_seconds(0, 800, 2, "stream") == pytest.approx(4.0)
+    assert topology.compute_seconds(0, 800, 2, "stream") == pytest.approx(PASSES * 4.0)
 
 
 def test_the_busiest_worker_counts_where_tiles_do_not_divide() -> None:
@@ -134,8 +134,8 @@ def test_a_tile_alone_does_not_suffer_from_contention() -> None:
 
 def test_copying_reads_and_writes_and_is_shared() -> None:
     topology = Topology(workers=4, memory_bandwidth=100.0)
-    assert topology.copy_seconds(400, 1) == pytest.approx(8.0)
-    assert topology.copy_seconds(400, 8) == pytest.approx(2.0)
+    assert topology.copy_seconds(400, 1) == pytest.approx(PASSES * 8.0)
+    assert topology.copy_seconds(400, 8) == pytest.approx(PASSES * 2.0)
 
 
 @given(
@@ -163,7 +163,20 @@ def test_many_candidates_at_once_take_what_each_takes() -> None:
 
 def test_moving_takes_the_share_of_one_worker_its_latency_and_the_overhead_of_all_tasks() -> None:
     topology = Topology(workers=4, bandwidth=100.0, latency=3.0, task_overhead=0.5)
-    assert topology.move_seconds(Traffic(nbytes=800, messages=5, tasks=7)) == 800 / 4 / 100 + 2 * 3 + 7 * 0.5
+    # four of eleven messages are the first that a worker gets for a task, and part of what a task costs
+    assert topology.move_seconds(Traffic(nbytes=800, messages=11, tasks=7)) == 800 / 4 / 100 + 2 * 3 + 7 * 0.5
+
+
+def test_what_one_worker_has_for_a_tile_comes_in_one_message() -> None:
+    topology = Topology(workers=4, latency=3.0, task_overhead=0.0)
+    assert topology.move_seconds(Traffic(messages=1000), receivers=4) == 2 * 3
+    assert topology.move_seconds(Traffic(messages=1000), receivers=8) == 4 * 3
+
+
+def test_bytes_that_one_worker_has_are_sent_by_it_alone() -> None:
+    topology = Topology(workers=4, bandwidth=100.0, latency=0, task_overhead=0)
+    assert topology.move_seconds(Traffic(nbytes=800), receivers=4, senders=1) == 8.0
+    assert topology.move_seconds(Traffic(nbytes=800), receivers=4, senders=9) == 2.0
 
 
 def test_bytes_for_one_tile_arrive_at_one_worker() -> None:
@@ -187,7 +200,7 @@ def test_bytes_of_the_same_host_come_over_the_inner_link() -> None:
         local_latency=1.0,
         task_overhead=0,
     )
-    inside, outside = Traffic(nbytes=800, messages=4), Traffic(nbytes=800, messages=4, crossing=800)
+    inside, outside = Traffic(nbytes=800, messages=8), Traffic(nbytes=800, messages=8, crossing=800)
     assert topology.move_seconds(inside) == 800 / 4 / 100 + 1
     assert topology.move_seconds(outside) == 800 / 4 / 10 + 8
     assert topology.move_seconds(replace(inside, crossing=400)) == 400 / 4 / 100 + 400 / 4 / 10 + (8 + 1) / 2
