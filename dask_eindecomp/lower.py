@@ -7,10 +7,9 @@ expression whose tiles are those of what it reads takes its operands' work into 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -19,16 +18,13 @@ from dask.base import tokenize
 
 from dask_eindecomp import kernels
 from dask_eindecomp.graph import EinGraph, Node, Output
-from dask_eindecomp.partition import Chunks, Cut, Partition, boundaries
+from dask_eindecomp.partition import Chunks, Partition, Piece, pieces_of
 from dask_eindecomp.plan import Placement
 
 __all__ = ["Lowered", "lower"]
 
 FAN_IN = 16
 """Partial results that one task adds up."""
-
-Piece = tuple[int, int, int, bool]
-"""Block number, first and last element wanted of it, whether that is all of it."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +173,7 @@ class _Lowering:
         lengths = []
         for source, labels in zip(node.inputs, node.expression.operands):
             pieces = [
-                _pieces(self.chunks[source][axis], cuts[label])[place[label]]
+                pieces_of(self.chunks[source][axis], cuts[label])[place[label]]
                 for axis, label in enumerate(labels)
             ]
             lengths.append(tuple(tuple(stop - start for _, start, stop, _ in axis) for axis in pieces))
@@ -278,7 +274,7 @@ class _Lowering:
         labels = tuple(map(str, shape))
         for index in product(*(range(len(axis)) for axis in wanted)):
             key = (output.name, *index)
-            pieces = [_pieces(chunks[axis], wanted[axis])[index[axis]] for axis in shape]
+            pieces = [pieces_of(chunks[axis], wanted[axis])[index[axis]] for axis in shape]
             if all(len(axis) == 1 for axis in pieces):
                 block = tuple(axis[0][0] for axis in pieces)
                 source = (self.names[output.source], *block)
@@ -308,25 +304,3 @@ def _step_kernel(node: Node, partial: bool) -> tuple[Any, Any, tuple[str, ...]]:
     if partial and isinstance(step, kernels.Contraction) and step.dtype == "float16":
         step = replace(step, partial=True)
     return step, None if partial else node.finish, node.expression.output
-
-
-@lru_cache(maxsize=65536)
-def _pieces(produced: Cut, consumed: Cut) -> tuple[tuple[Piece, ...], ...]:
-    """For every consumed chunk of one axis the pieces of produced chunks it is made of."""
-    if produced == consumed:  # also where some chunks are empty
-        return tuple(((number, 0, length, True),) for number, length in enumerate(produced))
-    have, want = boundaries(produced), boundaries(consumed)
-    return tuple(tuple(_overlapping(have, low, high)) for low, high in pairwise(want))
-
-
-def _overlapping(have: tuple[int, ...], low: int, high: int) -> Iterator[Piece]:
-    found = False
-    for number, (start, stop) in enumerate(pairwise(have)):
-        first, last = max(start, low), min(stop, high)
-        if first < last:
-            found = True
-            yield number, first - start, last - start, (first, last) == (start, stop)
-    if not found:  # an empty chunk is read from the block it lies in
-        number = next(n for n, stop in enumerate(have[1:]) if low <= stop)
-        start, stop = have[number], have[number + 1]
-        yield number, low - start, low - start, start == stop

@@ -7,10 +7,10 @@ cuts, and beside them the cuts that arrays already have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dask_eindecomp.expression import Labels
 
-__all__ = ["Chunks", "Cut", "Partition", "PartitionError", "boundaries", "cut", "viable"]
+__all__ = ["Chunks", "Cut", "Partition", "PartitionError", "boundaries", "cut", "pieces_of", "viable"]
 
 Cut = tuple[int, ...]
 Chunks = tuple[Cut, ...]
@@ -52,6 +52,36 @@ def boundaries(chunks: Cut) -> tuple[int, ...]:
     (0, 3, 6, 8)
     """
     return (0, *accumulate(chunks))
+
+
+Piece = tuple[int, int, int, bool]
+"""Number of a block, first and last element wanted of it, whether that is all of it."""
+
+
+@lru_cache(maxsize=65536)
+def pieces_of(produced: Cut, consumed: Cut) -> tuple[tuple[Piece, ...], ...]:
+    """For every consumed chunk of one axis the pieces of produced chunks it is made of.
+
+    >>> pieces_of((4, 4), (6, 2))
+    (((0, 0, 4, True), (1, 0, 2, False)), ((1, 2, 4, False),))
+    """
+    if produced == consumed:  # also where some chunks are empty
+        return tuple(((number, 0, length, True),) for number, length in enumerate(produced))
+    have, want = boundaries(produced), boundaries(consumed)
+    return tuple(tuple(_overlapping(have, low, high)) for low, high in pairwise(want))
+
+
+def _overlapping(have: tuple[int, ...], low: int, high: int) -> Iterator[Piece]:
+    found = False
+    for number, (start, stop) in enumerate(pairwise(have)):
+        first, last = max(start, low), min(stop, high)
+        if first < last:
+            found = True
+            yield number, first - start, last - start, (first, last) == (start, stop)
+    if not found:  # an empty chunk is read from the block it lies in
+        number = next(n for n, stop in enumerate(have[1:]) if low <= stop)
+        start, stop = have[number], have[number + 1]
+        yield number, low - start, low - start, start == stop
 
 
 @dataclass(frozen=True, slots=True)

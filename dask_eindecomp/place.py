@@ -32,7 +32,8 @@ from dask_eindecomp.topology import Topology
 __all__ = ["place"]
 
 MOST = 1 << 20
-"""Pairs of workers and tiles of one expression beyond which tiles are dealt out in runs, wherever their inputs lie."""
+"""Pairs of workers and pieces of one tensor beyond which tiles are dealt out in runs, wherever their inputs lie, and what
+they ship is not counted."""
 
 GRIDS = 12
 """Most ways to share out the tiles of one expression that are looked at."""
@@ -97,25 +98,34 @@ class _Placing:
         shape = tuple(mine.parts[label] for label in labels)
         wanted = [mine.grid(operand) for operand in node.expression.operands]
         numbers = [_numbers(shape, labels, operand) for operand in node.expression.operands]
+        counted = all(self.is_small(source, grid) for source, grid in zip(node.inputs, wanted))
         operands = []
         for source, grid, number in zip(node.inputs, wanted, numbers):
-            if source in self.stocks:
+            if counted and source in self.stocks:
                 there = self.stocks[source].there(grid) * self.graph.itemsize(source)
                 operands.append(_Operand(there, _sizes(grid) * self.graph.itemsize(source), number))
-        tiles = self.best(node, shape, operands)
+        tiles = self.best(node, shape, operands, counted)
         repartition, joined = Traffic(), Traffic()
         for source, grid, number in zip(node.inputs, wanted, numbers):
             needed = np.zeros((self.workers, prod(map(len, grid))), dtype=bool)
             needed[tiles, number] = True
             if source not in self.stocks:
                 self.make(source, grid, needed)
-            if source in self.stocks:
+            if counted and source in self.stocks:
                 first, further = self.stocks[source].take(grid, needed)
                 repartition, joined = repartition + first, joined + further
         self.tiles[node.name] = tiles.reshape(shape)
         owners, combined = _results(node, mine, self.tiles[node.name], self.workers)
         self.stock(node.name, mine.grid(node.expression.output), owners)
-        self.shipped[node.name] = Shipped(joined, combined, repartition)
+        if counted:
+            self.shipped[node.name] = Shipped(joined, combined, repartition)
+
+    def is_small(self, source: str, wanted: Chunks) -> bool:
+        """Whether a tensor falls into few enough pieces to look at each."""
+        given = self.graph.inputs.get(source)
+        chunks = self.stocks[source].chunks if given is None else given.chunks
+        pieces = prod(len(have) + len(want) for have, want in zip(chunks or wanted, wanted))
+        return pieces * self.workers <= MOST
 
     def make(self, source: str, wanted: Chunks, needed: npt.NDArray[np.bool_]) -> None:
         """Give the blocks that are made on demand to workers that need most of them."""
@@ -134,11 +144,11 @@ class _Placing:
             load[owners[block]] += 1
         self.stock(source, chunks, owners.reshape(tuple(map(len, chunks))))
 
-    def best(self, node: Node, shape: tuple[int, ...], operands: list[_Operand]) -> Workers:
+    def best(self, node: Node, shape: tuple[int, ...], operands: list[_Operand], counted: bool) -> Workers:
         """The worker of each tile, row-major: the way to share them out that ships least."""
         count, workers = prod(shape), self.workers
         runs = np.array(cost.spread(count, workers), dtype=np.int64)
-        if workers == 1 or count * workers > MOST:
+        if workers == 1 or not counted or count * workers > MOST:
             return runs
         if self.shares:
             return _in_turn(operands, runs, np.array(cost.portions(count, self.shares)))
@@ -180,7 +190,7 @@ class _Placing:
     def delivered(self, source: str, chunks: Chunks | None) -> Traffic:
         """What it takes to cut a result into other chunks, each block put together where its largest piece lies."""
         stock = self.stocks.get(source)
-        if stock is None or chunks is None or chunks == stock.chunks:
+        if stock is None or chunks is None or chunks == stock.chunks or not self.is_small(source, chunks):
             return Traffic()
         longest = [cost.overlaps(*pair).argmax(axis=0) for pair in zip(stock.chunks, chunks)]
         owners = stock.owners[np.ix_(*longest)].reshape(-1)

@@ -82,7 +82,7 @@ class Placement:
     blocks: Mapping[str, Workers]
     """For every tensor the worker of each block."""
     shipped: Mapping[str, Shipped]
-    """What every expression ships."""
+    """What every expression ships that has not too many tiles to look at each."""
     delivery: Traffic
     """What cutting the results into the chunks they were promised in ships."""
 
@@ -134,7 +134,10 @@ class Plan:
 
         choices = []
         for choice in self.choices:
-            mine = placement.shipped[choice.name]
+            mine = placement.shipped.get(choice.name)
+            if mine is None:  # too many tiles to look at each
+                choices.append(choice)
+                continue
             joined, combined = counted(choice.join, mine.join), counted(choice.aggregate, mine.aggregate)
             moved = counted(choice.repartition, mine.repartition)
             choices.append(replace(choice, join=joined, aggregate=combined, repartition=moved))

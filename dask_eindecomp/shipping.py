@@ -1,35 +1,48 @@
 """What a placement ships, block by block.
 
-A worker has a block because it computed it, was given it, or fetched it for an earlier tile; a tile that needs only a
-part of a block has that part cut where the block lies, and a copy of the part serves every tile of that worker which
-needs the same part.
+A worker has a block because it computed it, was given it, or fetched it for an earlier tile.  Of a block that a tile
+needs only a part of, that part is cut where the block lies, and a copy of it serves every tile of that worker which
+needs the same part.  So what counts is *pieces*: where two cuts of an axis meet::
 
-      block 0     block 1           a tile needs
-    ┌───────────┬───────────┐     ┌─────┬─────────┐
-    │           │           │     │ cut │  whole  │
-    └───────────┴───────────┘     └─────┴─────────┘
+      blocks      │    0      │     1     │
+      wanted      │   0  │    1    │  2   │
+      pieces      │  0:0 │0:1 │ 1:1│ 1:2  │      cut, cut, cut, cut; a piece that is all of its block is the block
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from dask_eindecomp import cost
 from dask_eindecomp.cost import Traffic
-from dask_eindecomp.partition import Chunks
+from dask_eindecomp.partition import Chunks, Cut, Piece, pieces_of
 from dask_eindecomp.plan import Workers
 
 __all__ = ["Stock"]
 
 Table = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Pieces along one axis, in order."""
+
+    block: npt.NDArray[np.int64]
+    """Which block each is of."""
+    length: npt.NDArray[np.int64]
+    """Elements of each."""
+    number: npt.NDArray[np.int64]
+    """What each piece is known by: equal for equal parts of one block, whatever they were cut for."""
+    first: npt.NDArray[np.int64]
+    """The first piece of each wanted block."""
 
 
 @dataclass
 class Stock:
-    """Which workers have which blocks of one tensor.
+    """Which workers have which pieces of one tensor.
 
     >>> rows = Stock(((2, 2), (4,)), np.array([[0], [1]]), itemsize=8, workers=2)
     >>> rows.there(((4,), (2, 2))).tolist()
@@ -44,24 +57,30 @@ class Stock:
     """Bytes of an element."""
     workers: int
     """How many there are."""
-    fetched: dict[Chunks, npt.NDArray[np.bool_]] = field(default_factory=dict)
-    """Of each grid it was cut into, who fetched which part; under its own chunks, whole blocks."""
+    _known: list[dict[Piece, int]] = field(init=False, repr=False)
+    """For each axis the number of every piece seen so far."""
+    _fetched: Flags = field(init=False, repr=False)
+    """Which worker fetched which piece: an axis of numbers for each axis."""
+
+    def __post_init__(self) -> None:
+        self._known = [{} for _ in self.chunks]
+        self._fetched = np.zeros((self.workers, *(0 for _ in self.chunks)), dtype=bool)
 
     def there(self, wanted: Chunks) -> Table:
         """Elements of each wanted block that each worker has, workers by blocks in row-major order."""
-        return self._counted(
-            wanted, [cost.overlaps(*pair).astype(float) for pair in zip(self.chunks, wanted)]
-        )
+        axes = self._axes(wanted)
+        return _summed(self._present(axes) * _sizes(axes), axes)
 
-    def take(self, wanted: Chunks, needed: npt.NDArray[np.bool_]) -> tuple[Traffic, Traffic]:
+    def take(self, wanted: Chunks, needed: Flags) -> tuple[Traffic, Traffic]:
         """Fetch what workers lack of the blocks they need: what the first copy of each costs, and what further ones.
 
         ``needed`` says for workers by wanted blocks, row-major, who needs what.
         """
-        overlap = [cost.overlaps(*pair).astype(float) for pair in zip(self.chunks, wanted)]
-        meets = [(table > 0).astype(float) for table in overlap]
-        lacking = self._all(overlap) - self._counted(wanted, overlap)
-        pieces = self._all(meets) - self._counted(wanted, meets)
+        axes = self._axes(wanted)
+        absent = ~self._present(axes)
+        sizes = _sizes(axes)
+        lacking = _summed(absent * sizes, axes)
+        pieces = _summed((absent & (sizes > 0)).astype(float), axes)
         first, further = Traffic(), Traffic()
         if needed.any():
             # the copy that takes least is the first
@@ -70,55 +89,54 @@ class Stock:
             once[least, np.arange(needed.shape[1])] = needed.any(axis=0)
             first = self._traffic(lacking, pieces, once)
             further = self._traffic(lacking, pieces, needed & ~once)
-        self._note(wanted, needed)
+        grid = needed.reshape(self.workers, *(len(axis.first) for axis in axes))
+        for number, axis in enumerate(axes):
+            counts = np.diff([*axis.first, len(axis.block)])
+            grid = np.repeat(grid, counts, axis=number + 1)
+        self._fetched[np.ix_(np.arange(self.workers), *(axis.number for axis in axes))] |= grid
         return first, further
 
-    def copied(self) -> Stock:
-        """The same, to try something on."""
-        return replace(self, fetched={grid: who.copy() for grid, who in self.fetched.items()})
-
-    def _traffic(self, lacking: Table, pieces: Table, who: npt.NDArray[np.bool_]) -> Traffic:
+    def _traffic(self, lacking: Table, pieces: Table, who: Flags) -> Traffic:
         return Traffic(int(lacking[who].sum()) * self.itemsize, int(pieces[who].sum()))
 
-    def _all(self, tables: list[Table]) -> Table:
-        """What each wanted block consists of, counted by the table of each axis."""
-        total = np.ones((1, 1))
-        for table in tables:
-            total = (total[:, :, None] * table.sum(axis=0)).reshape(1, -1)
-        return total
+    def _axes(self, wanted: Chunks) -> list[_Axis]:
+        """The pieces of every axis; those that are new get numbers."""
+        axes = [_axis(*pair, known) for pair, known in zip(zip(self.chunks, wanted), self._known)]
+        more = [(0, len(known) - size) for known, size in zip(self._known, self._fetched.shape[1:])]
+        if any(grown for _, grown in more):
+            self._fetched = np.pad(self._fetched, [(0, 0), *more])
+        return axes
 
-    def _counted(self, wanted: Chunks, tables: list[Table]) -> Table:
-        """What each worker has of each wanted block, counted by the table of each axis."""
-        mine = np.zeros((self.workers, *self.owners.shape))
-        np.put_along_axis(mine, self.owners[None], 1.0, axis=0)
-        found = _contracted(mine, tables)
-        if self.chunks in self.fetched:
-            copies = np.where(mine > 0, 0.0, self.fetched[self.chunks].reshape(mine.shape))
-            found += _contracted(copies, [t * w for t, w in zip(tables, self._whole(wanted))])
-        if wanted in self.fetched and wanted != self.chunks:
-            found = np.where(self.fetched[wanted], self._all(tables), found)
-        return found
-
-    def _whole(self, wanted: Chunks) -> list[Table]:
-        """For each axis whether a block lies inside a wanted one, blocks by wanted blocks."""
-        return [
-            np.array(cost.overlaps(have, want) == np.array(have)[:, None], dtype=float)
-            for have, want in zip(self.chunks, wanted)
-        ]
-
-    def _note(self, wanted: Chunks, needed: npt.NDArray[np.bool_]) -> None:
-        """Remember who has what now."""
-        grid = (self.workers, *map(len, wanted))
-        blocks = needed.reshape(grid).astype(float)
-        whole = _contracted(blocks, [table.T for table in self._whole(wanted)]) > 0
-        for key, now in ((self.chunks, whole), (wanted, needed)):
-            before = self.fetched.get(key)
-            self.fetched[key] = now if before is None else before | now
+    def _present(self, axes: list[_Axis]) -> Flags:
+        """Whether each worker has each piece."""
+        mine = self.owners[np.ix_(*(axis.block for axis in axes))] if axes else self.owners
+        owned = np.arange(self.workers).reshape(-1, *(1 for _ in axes)) == mine
+        return np.asarray(
+            owned | self._fetched[np.ix_(np.arange(self.workers), *(axis.number for axis in axes))]
+        )
 
 
-def _contracted(table: Table, axes: list[Table]) -> Table:
-    """A table over workers and blocks turned into one over other blocks, flat: each axis by its own matrix."""
-    for matrix in axes:
-        # the first axis of blocks goes, the other one comes last: after all axes they are in order again
-        table = np.tensordot(table, matrix, axes=(1, 0))
-    return table.reshape(len(table), -1)
+def _axis(have: Cut, want: Cut, known: dict[Piece, int]) -> _Axis:
+    """The pieces of one axis."""
+    found = pieces_of(have, want)
+    every = [piece for mine in found for piece in mine]
+    first = np.cumsum([0, *map(len, found[:-1])])
+    numbers = np.array([known.setdefault(piece, len(known)) for piece in every])
+    where = np.array(every, dtype=np.int64).reshape(-1, 4)
+    return _Axis(where[:, 0], where[:, 2] - where[:, 1], numbers, first)
+
+
+def _sizes(axes: list[_Axis]) -> npt.NDArray[np.int64]:
+    """Elements of every piece."""
+    sizes = np.ones((), dtype=np.int64)
+    for axis in axes:
+        sizes = sizes[..., None] * axis.length
+    return sizes
+
+
+def _summed(pieces: npt.NDArray[np.float64] | npt.NDArray[np.int64], axes: list[_Axis]) -> Table:
+    """Sums over the pieces of each wanted block, flat: workers by blocks."""
+    total = np.asarray(pieces, dtype=np.float64)
+    for number, axis in enumerate(axes):
+        total = np.add.reduceat(total, axis.first, axis=number + 1)
+    return total.reshape(len(total), -1)

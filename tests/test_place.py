@@ -6,14 +6,17 @@ import random
 import sys
 from dataclasses import replace
 from itertools import permutations
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
+from dask._task_spec import Alias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_eindecomp.graph import EinGraph
+from dask_eindecomp.kernels import Cut, Join
 from dask_eindecomp.lower import Lowered, lower
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.place import _matched, _swapped, place
@@ -252,3 +255,53 @@ def test_what_is_shipped_is_no_more_than_what_every_expression_lacks_by_itself(
         assert shipped(graph, placement) <= alone
         if all(len(found) < 2 for found in graph.readers.values()):
             assert shipped(graph, placement) == alone
+
+
+def fetched(graph: EinGraph, lowered: Lowered, placement: Placement) -> tuple[int, int]:
+    """Bytes and blocks that workers fetch to run the tasks of a lowered graph, each block once a worker."""
+    tasks = {key: task for layer in lowered.layers.values() for key, task in layer.items()}
+
+    def size(key: Any) -> int:
+        if key not in tasks:
+            return 8 * prod(axis[n] for axis, n in zip(graph.inputs[key[0]].chunks or (), key[1:]))
+        task = tasks[key]
+        if isinstance(task, Alias):
+            return size(task.target)
+        if isinstance(task.func, Join):
+            return 8 * prod(dict(task.func.extents)[label] for label in task.func.output)
+        if isinstance(task.func, Cut):
+            return 8 * prod(stop - start for start, stop in task.func.bounds)
+        return size(min(task.dependencies, key=str))
+
+    def owner(key: Any) -> int:
+        if key in tasks and isinstance(tasks[key], Alias):
+            return owner(tasks[key].target)
+        return lowered.workers[key] if key in lowered.workers else int(placement.blocks[key[0]][key[1:]])
+
+    needed = {
+        (one, lowered.workers[key])
+        for key, task in tasks.items()
+        if not isinstance(task, Alias)
+        for one in task.dependencies
+    }
+    lacking = [key for key, worker in needed if owner(key) != worker]
+    return sum(map(size, lacking)), sum(size(key) > 0 for key in lacking)
+
+
+@settings(max_examples=300)
+@given(strategies.graphs(), st.integers(1, 5), st.data())
+def test_the_traffic_counted_is_that_of_the_lowered_graph(
+    graph: EinGraph, workers: int, data: st.DataObject
+) -> None:
+    inputs = {
+        n: replace(one, chunks=one.chunks or tuple((k,) for k in one.shape))
+        for n, one in graph.inputs.items()
+    }
+    graph = replace(graph, inputs=inputs)
+    partitions = {name: data.draw(strategies.partitions(node)) for name, node in graph.nodes.items()}
+    placement = place(graph, partitions, Topology(workers=workers))
+    counted = [
+        part for one in placement.shipped.values() for part in (one.join, one.aggregate, one.repartition)
+    ]
+    total = sum(counted, placement.delivery)
+    assert (total.nbytes, total.messages) == fetched(graph, lower(graph, partitions, placement), placement)
