@@ -71,6 +71,8 @@ class _Placing:
         self.workers, self.shares = topology.workers, topology.shares
         self.stocks: dict[str, Stock] = {}
         self.tiles: dict[str, Workers] = {}
+        self.bound: dict[str, Workers] = {}
+        """Workers of the blocks of an expression whose tiles are computed inside another's tasks, or do so themselves."""
         self.shipped: dict[str, Shipped] = {}
 
     def run(self) -> Placement:
@@ -104,7 +106,12 @@ class _Placing:
             if counted and source in self.stocks:
                 there = self.stocks[source].there(grid) * self.graph.itemsize(source)
                 operands.append(_Operand(there, _sizes(grid) * self.graph.itemsize(source), number))
-        tiles = self.best(node, shape, operands, counted)
+        output = _numbers(shape, labels, node.expression.output)
+        if node.name in self.bound:
+            tiles = self.bound[node.name].reshape(-1)[output]
+        else:
+            tiles = self.best(node, shape, operands, counted)
+        self.bind(node, tiles, output)
         repartition, joined = Traffic(), Traffic()
         for source, grid, number in zip(node.inputs, wanted, numbers):
             needed = np.zeros((self.workers, prod(map(len, grid))), dtype=bool)
@@ -119,6 +126,26 @@ class _Placing:
         self.stock(node.name, mine.grid(node.expression.output), owners)
         if counted:
             self.shipped[node.name] = Shipped(joined, combined, repartition)
+
+    def bind(self, node: Node, tiles: Workers, output: npt.NDArray[np.int64]) -> None:
+        """Put expressions that share their tasks with this one where it is: the reader, and what else it takes in."""
+        readers = self.graph.readers[node.name]
+        if len(readers) != 1 or not self.graph.inlines(node.name, readers[0][0], self.partitions):
+            return
+        reader = self.graph.nodes[readers[0][0]]
+        mine, labels = self.partitions[reader.name], reader.expression.labels
+        shape = tuple(mine.parts[label] for label in labels)
+        blocks = np.empty(len(tiles), dtype=np.int64)
+        blocks[output] = tiles
+        theirs = blocks[_numbers(shape, labels, reader.expression.operands[readers[0][1]])]
+        for name, operand in (
+            (reader.name, reader.expression.output),
+            *zip(reader.inputs, reader.expression.operands),
+        ):
+            if name == reader.name or self.graph.inlines(name, reader.name, self.partitions):
+                bound = np.empty(len(tiles), dtype=np.int64)
+                bound[_numbers(shape, labels, operand)] = theirs
+                self.bound[name] = bound
 
     def is_small(self, source: str, wanted: Chunks) -> bool:
         """Whether a tensor falls into few enough pieces to look at each."""

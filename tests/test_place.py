@@ -289,7 +289,7 @@ def fetched(graph: EinGraph, lowered: Lowered, placement: Placement) -> tuple[in
 
 
 @settings(max_examples=300)
-@given(strategies.graphs(), st.integers(1, 5), st.data())
+@given(strategies.graphs(streams=True), st.integers(1, 5), st.data())
 def test_the_traffic_counted_is_that_of_the_lowered_graph(
     graph: EinGraph, workers: int, data: st.DataObject
 ) -> None:
