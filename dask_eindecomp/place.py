@@ -63,6 +63,20 @@ class _Operand:
     """Which of these blocks each tile reads, tiles in row-major order."""
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """One expression placed: the same for all that are alike and read what lies alike."""
+
+    tiles: Workers
+    """The worker of each tile."""
+    read: tuple[Stock | None, ...]
+    """Who has what of each operand afterwards; None for tensors that may be had anywhere."""
+    result: Stock
+    """Who has what of the result."""
+    shipped: Shipped | None
+    """What that ships; None if it was not counted."""
+
+
 class _Placing:
     """Where everything is so far."""
 
@@ -70,10 +84,13 @@ class _Placing:
         self.graph, self.partitions = graph, partitions
         self.workers, self.shares = topology.workers, topology.shares
         self.stocks: dict[str, Stock] = {}
-        self.tiles: dict[str, Workers] = {}
+        self.placed: dict[str, _Placed] = {}
         self.bound: dict[str, Workers] = {}
         """Workers of the blocks of an expression whose tiles are computed inside another's tasks, or do so themselves."""
-        self.shipped: dict[str, Shipped] = {}
+        self.fresh: dict[object, Stock] = {}
+        """Tensors of which nothing was fetched yet, by chunks and owners: those that lie alike are one."""
+        self.alike: dict[object, _Placed] = {}
+        """Expressions by their kind, their partition and what lies where of all they read: the layers of a model repeat."""
 
     def run(self) -> Placement:
         """Place every expression after those it reads, then what leaves."""
@@ -81,20 +98,40 @@ class _Placing:
             if given.chunks is not None and (given.stays or given.owners is not None):
                 shape = tuple(map(len, given.chunks))
                 owners = cost.spread(prod(shape), self.workers) if given.owners is None else given.owners
-                self.stock(given.name, given.chunks, np.array(owners, dtype=np.int64).reshape(shape))
+                blocks = np.array(owners, dtype=np.int64).reshape(shape)
+                self.stocks[given.name] = self.stock(given.name, given.chunks, blocks)
         for node in self.graph.nodes.values():
-            self.node(node)
+            read = (self.stocks.get(source) or self.chunks(source) for source in node.inputs)
+            bound = self.bound[node.name].tobytes() if node.name in self.bound else None
+            key = (self.graph.kinds[node.name], id(self.partitions[node.name]), bound, *read)
+            if key not in self.alike:
+                self.alike[key] = self.node(node)
+            placed = self.placed[node.name] = self.alike[key]
+            self.stocks |= {source: one for source, one in zip(node.inputs, placed.read) if one is not None}
+            self.stocks[node.name] = placed.result
+            self.bind(node, placed.tiles.reshape(-1))
         delivery = sum(
             (self.delivered(output.source, output.chunks) for output in self.graph.outputs), Traffic()
         )
-        blocks = {name: stock.owners for name, stock in self.stocks.items()}
-        return Placement(self.tiles, blocks, self.shipped, delivery)
+        return Placement(
+            {name: one.tiles for name, one in self.placed.items()},
+            {name: stock.owners for name, stock in self.stocks.items()},
+            {name: one.shipped for name, one in self.placed.items() if one.shipped is not None},
+            delivery,
+        )
 
-    def stock(self, name: str, chunks: Chunks, owners: Workers) -> None:
-        """Note where the blocks of a tensor are."""
-        self.stocks[name] = Stock(chunks, owners, self.graph.itemsize(name), self.workers)
+    def chunks(self, source: str) -> Chunks | None:
+        """The chunks of a given tensor that is made on demand."""
+        given = self.graph.inputs.get(source)
+        return None if given is None else given.chunks
 
-    def node(self, node: Node) -> None:
+    def stock(self, source: str, chunks: Chunks, owners: Workers) -> Stock:
+        """A tensor of which each worker has its own blocks."""
+        itemsize = self.graph.itemsize(source)
+        key = (chunks, owners.tobytes(), itemsize)
+        return self.fresh.setdefault(key, Stock.of(chunks, owners, itemsize, self.workers))
+
+    def node(self, node: Node) -> _Placed:
         """Place the tiles of one expression, fetch what they read, and note where its result is."""
         mine, labels = self.partitions[node.name], node.expression.labels
         shape = tuple(mine.parts[label] for label in labels)
@@ -106,33 +143,36 @@ class _Placing:
             if counted and source in self.stocks:
                 there = self.stocks[source].there(grid) * self.graph.itemsize(source)
                 operands.append(_Operand(there, _sizes(grid) * self.graph.itemsize(source), number))
-        output = _numbers(shape, labels, node.expression.output)
         if node.name in self.bound:
-            tiles = self.bound[node.name].reshape(-1)[output]
+            tiles = self.bound[node.name][_numbers(shape, labels, node.expression.output)]
         else:
             tiles = self.best(node, shape, operands, counted)
-        self.bind(node, tiles, output)
         repartition, joined = Traffic(), Traffic()
+        read = {source: self.stocks.get(source) for source in node.inputs}
         for source, grid, number in zip(node.inputs, wanted, numbers):
             needed = np.zeros((self.workers, prod(map(len, grid))), dtype=bool)
             needed[tiles, number] = True
-            if source not in self.stocks:
-                self.make(source, grid, needed)
-            if counted and source in self.stocks:
-                first, further = self.stocks[source].take(grid, needed)
+            stock = read[source] or self.made(source, grid, needed)
+            if counted and stock is not None:
+                stock, first, further = stock.take(grid, needed)
                 repartition, joined = repartition + first, joined + further
-        self.tiles[node.name] = tiles.reshape(shape)
-        owners, combined = _results(node, mine, self.tiles[node.name], self.workers)
-        self.stock(node.name, mine.grid(node.expression.output), owners)
-        if counted:
-            self.shipped[node.name] = Shipped(joined, combined, repartition)
+            read[source] = stock
+        owners, combined = _results(node, mine, tiles.reshape(shape), self.workers)
+        return _Placed(
+            tiles.reshape(shape),
+            tuple(read[source] for source in node.inputs),
+            self.stock(node.name, mine.grid(node.expression.output), owners),
+            Shipped(joined, combined, repartition) if counted else None,
+        )
 
-    def bind(self, node: Node, tiles: Workers, output: npt.NDArray[np.int64]) -> None:
+    def bind(self, node: Node, tiles: Workers) -> None:
         """Put expressions that share their tasks with this one where it is: the reader, and what else it takes in."""
         readers = self.graph.readers[node.name]
         if len(readers) != 1 or not self.graph.inlines(node.name, readers[0][0], self.partitions):
             return
         reader = self.graph.nodes[readers[0][0]]
+        parts, every = self.partitions[node.name].parts, node.expression.labels
+        output = _numbers(tuple(parts[label] for label in every), every, node.expression.output)
         mine, labels = self.partitions[reader.name], reader.expression.labels
         shape = tuple(mine.parts[label] for label in labels)
         blocks = np.empty(len(tiles), dtype=np.int64)
@@ -154,11 +194,11 @@ class _Placing:
         pieces = prod(len(have) + len(want) for have, want in zip(chunks or wanted, wanted))
         return pieces * self.workers <= MOST
 
-    def make(self, source: str, wanted: Chunks, needed: npt.NDArray[np.bool_]) -> None:
-        """Give the blocks that are made on demand to workers that need most of them."""
-        chunks = self.graph.inputs[source].chunks
+    def made(self, source: str, wanted: Chunks, needed: npt.NDArray[np.bool_]) -> Stock | None:
+        """Blocks that are made on demand, on workers that need most of them; None if they may be had anywhere."""
+        chunks = self.chunks(source)
         if chunks is None:
-            return
+            return None
         uses = needed.reshape(self.workers, *map(len, wanted)).astype(float)
         for have, want in zip(chunks, wanted):
             uses = np.tensordot(uses, cost.overlaps(have, want).T.astype(float), axes=(1, 0))
@@ -169,7 +209,7 @@ class _Placing:
             most = flat[:, block] == flat[:, block].max()
             owners[block] = np.where(most, load, np.inf).argmin()
             load[owners[block]] += 1
-        self.stock(source, chunks, owners.reshape(tuple(map(len, chunks))))
+        return self.stock(source, chunks, owners.reshape(tuple(map(len, chunks))))
 
     def best(self, node: Node, shape: tuple[int, ...], operands: list[_Operand], counted: bool) -> Workers:
         """The worker of each tile, row-major: the way to share them out that ships least."""
@@ -223,7 +263,7 @@ class _Placing:
         owners = stock.owners[np.ix_(*longest)].reshape(-1)
         needed = np.zeros((self.workers, len(owners)), dtype=bool)
         needed[owners, np.arange(len(owners))] = True
-        first, _ = stock.take(chunks, needed)
+        _, first, _ = stock.take(chunks, needed)
         return first
 
 

@@ -11,7 +11,7 @@ needs the same part.  So what counts is *pieces*: where two cuts of an axis meet
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,11 @@ class _Axis:
     """The first piece of each wanted block."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Stock:
     """Which workers have which pieces of one tensor.
 
-    >>> rows = Stock(((2, 2), (4,)), np.array([[0], [1]]), itemsize=8, workers=2)
+    >>> rows = Stock.of(((2, 2), (4,)), np.array([[0], [1]]), itemsize=8, workers=2)
     >>> rows.there(((4,), (2, 2))).tolist()
     [[4.0, 4.0], [4.0, 4.0]]
     """
@@ -57,27 +57,29 @@ class Stock:
     """Bytes of an element."""
     workers: int
     """How many there are."""
-    _known: list[dict[Piece, int]] = field(init=False, repr=False)
-    """For each axis the number of every piece seen so far."""
-    _fetched: Flags = field(init=False, repr=False)
+    fetched: Flags
     """Which worker fetched which piece: an axis of numbers for each axis."""
+    known: tuple[dict[Piece, int], ...]
+    """For each axis the number of every piece seen so far; grows, and is shared by all that come of one tensor."""
 
-    def __post_init__(self) -> None:
-        self._known = [{} for _ in self.chunks]
-        self._fetched = np.zeros((self.workers, *(0 for _ in self.chunks)), dtype=bool)
+    @classmethod
+    def of(cls, chunks: Chunks, owners: Workers, itemsize: int, workers: int) -> Stock:
+        """A tensor of which nothing was fetched yet."""
+        nothing = np.zeros((workers, *(0 for _ in chunks)), dtype=bool)
+        return cls(chunks, owners, itemsize, workers, nothing, tuple({} for _ in chunks))
 
     def there(self, wanted: Chunks) -> Table:
         """Elements of each wanted block that each worker has, workers by blocks in row-major order."""
-        axes = self._axes(wanted)
-        return _summed(self._present(axes) * _sizes(axes), axes)
+        axes, fetched = self._axes(wanted)
+        return _summed(self._present(axes, fetched) * _sizes(axes), axes)
 
-    def take(self, wanted: Chunks, needed: Flags) -> tuple[Traffic, Traffic]:
-        """Fetch what workers lack of the blocks they need: what the first copy of each costs, and what further ones.
+    def take(self, wanted: Chunks, needed: Flags) -> tuple[Stock, Traffic, Traffic]:
+        """Fetch what workers lack of the blocks they need: who has what then, and what first and further copies cost.
 
         ``needed`` says for workers by wanted blocks, row-major, who needs what.
         """
-        axes = self._axes(wanted)
-        absent = ~self._present(axes)
+        axes, fetched = self._axes(wanted)
+        absent = ~self._present(axes, fetched)
         sizes = _sizes(axes)
         lacking = _summed(absent * sizes, axes)
         pieces = _summed((absent & (sizes > 0)).astype(float), axes)
@@ -93,27 +95,24 @@ class Stock:
         for number, axis in enumerate(axes):
             counts = np.diff([*axis.first, len(axis.block)])
             grid = np.repeat(grid, counts, axis=number + 1)
-        self._fetched[np.ix_(np.arange(self.workers), *(axis.number for axis in axes))] |= grid
-        return first, further
+        fetched = fetched.copy()
+        fetched[np.ix_(np.arange(self.workers), *(axis.number for axis in axes))] |= grid
+        return replace(self, fetched=fetched), first, further
 
     def _traffic(self, lacking: Table, pieces: Table, who: Flags) -> Traffic:
         return Traffic(int(lacking[who].sum()) * self.itemsize, int(pieces[who].sum()))
 
-    def _axes(self, wanted: Chunks) -> list[_Axis]:
-        """The pieces of every axis; those that are new get numbers."""
-        axes = [_axis(*pair, known) for pair, known in zip(zip(self.chunks, wanted), self._known)]
-        more = [(0, len(known) - size) for known, size in zip(self._known, self._fetched.shape[1:])]
-        if any(grown for _, grown in more):
-            self._fetched = np.pad(self._fetched, [(0, 0), *more])
-        return axes
+    def _axes(self, wanted: Chunks) -> tuple[list[_Axis], Flags]:
+        """The pieces of every axis, those that are new with new numbers, and who fetched which by these numbers."""
+        axes = [_axis(*pair, known) for pair, known in zip(zip(self.chunks, wanted), self.known)]
+        more = [(0, len(known) - size) for known, size in zip(self.known, self.fetched.shape[1:])]
+        return axes, np.pad(self.fetched, [(0, 0), *more]) if any(n for _, n in more) else self.fetched
 
-    def _present(self, axes: list[_Axis]) -> Flags:
+    def _present(self, axes: list[_Axis], fetched: Flags) -> Flags:
         """Whether each worker has each piece."""
         mine = self.owners[np.ix_(*(axis.block for axis in axes))] if axes else self.owners
         owned = np.arange(self.workers).reshape(-1, *(1 for _ in axes)) == mine
-        return np.asarray(
-            owned | self._fetched[np.ix_(np.arange(self.workers), *(axis.number for axis in axes))]
-        )
+        return np.asarray(owned | fetched[np.ix_(np.arange(self.workers), *(axis.number for axis in axes))])
 
 
 def _axis(have: Cut, want: Cut, known: dict[Piece, int]) -> _Axis:
