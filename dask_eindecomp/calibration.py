@@ -9,7 +9,7 @@ what is true of the machine but of no formula ends in the figure nearest to it. 
     every thread    large products at once         contention
     every worker    blocks of the next worker      bandwidth
                     small blocks of others         latency
-                    a graph of many levels         task_overhead
+                    a graph of many levels         task_overhead, turn
 
 A disturbance hits one repeat; the best of all repeats counts, and how far the worst is from it is told as the spread.
 """
@@ -77,6 +77,7 @@ UNITS = {  # a MAC is one multiply-add
     "latency": "s",
     "flops": "MAC/s",
     "task_overhead": "s",
+    "turn": "s",
     "local_bandwidth": "B/s",
     "local_latency": "s",
     "memory_bandwidth": "B/s",
@@ -246,7 +247,8 @@ def _repeat(client: Any, found: Topology) -> Seconds:
     [alone] = _run(client, [(first, partial(_alone, nbytes))])
     at_once = _run(client, [(address, partial(_busy, BUSY)) for address in found.addresses * found.threads])
     seconds: dict[str, float] = {**alone, "busy": sum(at_once) / len(at_once)}
-    seconds["task"] = _task_seconds(client, found.addresses)
+    seconds["task"] = _level_seconds(client, found.addresses, WIDTH) / (WIDTH * found.workers)
+    seconds["turn"] = _level_seconds(client, found.addresses, 1)
     nbytes = min(BLOCK_NBYTES, found.memory // 64)
     for prefix, senders in _links(found).items():
         seconds[f"{prefix}byte"] = min(_byte_seconds(client, senders, nbytes) for _ in range(SHIFTS))
@@ -301,10 +303,10 @@ def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], pairs: i
     return (median(others) - median(own)) / (SMALL_BLOCKS * max(map(len, near.values())))
 
 
-def _task_seconds(client: Any, addresses: Sequence[str]) -> float:
-    """Seconds that a task takes of a graph in which each reads two of the level before, one of the next worker's.
+def _level_seconds(client: Any, addresses: Sequence[str], width: int) -> float:
+    """Seconds of a level of a graph with so many tasks a worker, each of which reads two of the level before.
 
-    Waiting for the scheduler and for the other worker is most of what a task costs, and tasks of a plan do both.
+    One of the two is the next worker's.  Waiting for the scheduler and for the other worker is most of what a task costs, and tasks of a plan do both.
     """
     from dask._task_spec import Task, TaskRef
     from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -316,7 +318,7 @@ def _task_seconds(client: Any, addresses: Sequence[str]) -> float:
         places: dict[Any, list[str]] = {}
         tasks: dict[Any, Any] = {}
         for worker, address in enumerate(addresses):
-            for number in range(WIDTH):
+            for number in range(width):
                 reads = [(before, worker, number), (before, (worker + 1) % count, number)] if before else []
                 key = (name, worker, number)
                 tasks[key] = Task(key, _made, *map(TaskRef, dict.fromkeys(reads)))
@@ -327,7 +329,7 @@ def _task_seconds(client: Any, addresses: Sequence[str]) -> float:
         before = name
     start = perf_counter()
     client.get(HighLevelGraph(layers, dependencies), list(tasks))
-    return (perf_counter() - start) / (LEVELS * WIDTH * count)
+    return (perf_counter() - start) / LEVELS
 
 
 def _scattered(client: Any, address: str, count: int) -> list[Any]:
@@ -374,6 +376,7 @@ def _figures(seconds: Seconds) -> dict[str, float]:
     figures = {
         "flops": SIDE**3 / seconds["large"],
         "task_overhead": seconds["task"],
+        "turn": seconds["turn"],
         "memory_bandwidth": 1 / seconds["stream"],
         "contention": max(seconds["busy"] / seconds["large"], 1.0),
     }

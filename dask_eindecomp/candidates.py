@@ -115,10 +115,12 @@ class Space:
     @property
     def parts(self) -> dict[str, npt.NDArray[np.float64]]:
         """How many parts each label has in every candidate."""
-        return {
-            label: np.array([len(one) for one in cuts], dtype=np.float64)[self.index[:, axis]]
-            for axis, (label, cuts) in enumerate(zip(self.labels, self.cuts))
-        }
+        if "parts" not in self._known:
+            self._known["parts"] = {
+                label: np.array([len(one) for one in cuts], dtype=np.float64)[self.index[:, axis]]
+                for axis, (label, cuts) in enumerate(zip(self.labels, self.cuts))
+            }
+        return self._known["parts"]  # type: ignore[no-any-return]
 
     def project(self, labels: Labels) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Distinct grids of a tensor with these labels as rows of cut indices, and which one each candidate has."""

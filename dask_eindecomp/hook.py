@@ -196,7 +196,9 @@ class EinDecomp:
         lifted, graph, plan = self.plan(dsk, keys)
         if not plan.verdict.startswith("applied"):
             return None
-        return apply(dsk, keys, lifted, graph, plan)
+        planned = apply(dsk, keys, lifted, graph, plan)
+        names = {output.name for output in graph.outputs}
+        return None if _made_otherwise(planned, names, self.home) else planned
 
 
 eindecomp = EinDecomp()
@@ -220,6 +222,23 @@ def placed(graph: EinGraph, plan: Plan) -> Plan:
     if plan.refused or plan.topology.workers == 1:
         return plan
     return plan.placed(place(graph, plan.partitions, plan.topology))
+
+
+def _made_otherwise(planned: HighLevelGraph, names: set[str], home: str | None) -> bool:
+    """Whether the scheduler in whose process this runs already has some of these arrays' blocks, made in another way.
+
+    Dask keeps the way it knows and warns; its own graph is then the one to give, and what is there is used.
+    """
+    scheduler = _scheduler_here(home)
+    if scheduler is None:
+        return False
+    for layer in planned.layers.values():
+        for key, task in layer.items():
+            known = scheduler.tasks.get(key) if isinstance(key, tuple) and key[0] in names else None
+            # copied at once: the event loop goes on meanwhile
+            if known is not None and {one.key for one in tuple(known.dependencies)} != set(task.dependencies):
+                return True
+    return False
 
 
 def free_name(name: str) -> str:

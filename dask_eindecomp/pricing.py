@@ -6,7 +6,7 @@ layers of a model, are of one *kind* and priced once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -38,6 +38,7 @@ class Pricing:
     objective: str
     topology: Topology
     _between: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _bundles: dict[Any, tuple[Any, dict[str, Any]]] = field(default_factory=dict, repr=False)
 
     # one expression; parts may be arrays of candidates
 
@@ -52,13 +53,17 @@ class Pricing:
 
     def bundle(self, node: Node, parts: Mapping[str, Any]) -> dict[str, Any]:
         """How the tiles of one worker stand together: `cost.bundles`, what is read of given tensors included."""
-        extents, itemsizes, itemsize = self._sizes(node)
         given = [
             (labels, self.graph.inputs[source])
             for labels, source in zip(node.expression.operands, node.inputs)
             if source in self.graph.inputs and self.graph.inputs[source].chunks is not None
         ]
-
+        # of arrays of candidates the array itself is the key, which is kept so that no other takes its place
+        kind = node.name if given else self.graph.kinds[node.name]
+        key = (kind, *(id(one) if isinstance(one, np.ndarray) else one for one in parts.values()))
+        if key in self._bundles:
+            return self._bundles[key][1]
+        extents, itemsizes, itemsize = self._sizes(node)
         workers = self.topology.workers
 
         def reading(between: Mapping[str, Any]) -> Any:
@@ -75,9 +80,11 @@ class Pricing:
                 total = total + np.array(moved)[which.reshape(counts.shape[1:])]
             return total
 
-        return cost.bundles(
+        chosen = cost.bundles(
             node.expression, extents, parts, itemsizes, itemsize, workers, reading if given else None
         )
+        self._bundles[key] = parts, chosen
+        return chosen
 
     def node_seconds(self, node: Node, parts: Mapping[str, Any]) -> Any:
         """Seconds of one expression, edges not counted."""
@@ -91,22 +98,11 @@ class Pricing:
         return (
             topology.compute_seconds(joined.flops, handled, tiles, node.kernel, node.dtype)
             + topology.compute_seconds(combined.flops, added, results, "stream", node.dtype)
-            + topology.move_seconds(replace(joined, nbytes=0, crossing=0), tiles)
-            + sum(self._copied(node, parts, tiles))
+            + topology.move_seconds(joined, tiles)
             + topology.move_seconds(combined, results)
+            + topology.turn_seconds(tiles)
+            + topology.turn_seconds(results * (tiles > results))
         )
-
-    def _copied(self, node: Node, parts: Mapping[str, Any], tiles: Any) -> Iterator[Any]:
-        """Seconds that the bytes of further copies of each operand take: who has them sends them."""
-        extents, itemsizes, _ = self._sizes(node)
-        workers, hosts, bundle = self.topology.workers, self.topology.hosts, self.bundle(node, parts)
-        for labels, itemsize in zip(node.expression.operands, itemsizes):
-            distinct = tuple(dict.fromkeys(labels))
-            copies = cost.further_copies(node.expression, labels, parts, workers, bundle)
-            size = prod(extents[label] for label in distinct) * itemsize
-            crossing = size * (copies // -(-workers // hosts)) if hosts > 1 else 0
-            blocks = prod(parts[label] for label in distinct)
-            yield self.topology.move_seconds(Traffic(size * copies, crossing=crossing), tiles, blocks)
 
     def node_cost(self, node: Node, parts: Mapping[str, Any]) -> Any:
         """Cost of one expression under the objective."""
@@ -175,18 +171,31 @@ class Pricing:
         return replace(step, nbytes=together.nbytes, messages=messages, crossing=together.crossing)
 
     def edge_seconds(
-        self, source: str, partitions: Mapping[str, Partition], wanted: Chunks, step: Traffic
+        self, source: str, partitions: Mapping[str, Partition], wanted: Chunks, step: Traffic, copies: int
     ) -> float:
-        """Seconds of that traffic."""
+        """Seconds of that traffic, and of what further copies take longer because few workers send them."""
         produced = self.produced(source, partitions)
-        if produced is None or (produced == wanted and not step.nbytes):
+        if produced is None:
             return 0.0
-        readers = prod(map(len, wanted))
-        seconds = self.topology.move_seconds(step, min(prod(map(len, produced)), readers))
+        blocks, readers = prod(map(len, produced)), prod(map(len, wanted))
+        seconds = self.sending_seconds(self.graph.nbytes(source), blocks, readers, copies)
+        if produced == wanted and not step.nbytes:
+            return float(seconds)
+        seconds += self.topology.move_seconds(step, min(blocks, readers))
         if step.tasks:  # what is not cut is read where it is
             share = step.tasks / prod(cost.axis_overlap(p, c)[1] for p, c in zip(produced, wanted))
             seconds += self.topology.copy_seconds(self.graph.nbytes(source) * share, readers)
         return float(seconds)
+
+    def sending_seconds(self, nbytes: Any, blocks: Any, readers: Any, copies: Any) -> Any:
+        """Seconds beyond those of receiving them that further copies take where few workers have what they send.
+
+        The join of an expression counts its further copies as if all workers sent them.
+        """
+        further = Traffic(nbytes * (copies - 1))
+        tiles = readers * copies
+        shared = self.topology.move_seconds(further, tiles)
+        return self.topology.move_seconds(further, tiles, np.maximum(blocks, readers)) - shared
 
     def received(self, node: Node, partitions: Mapping[str, Partition]) -> tuple[int, ...]:
         """Bytes of each operand that reach one worker for its tiles."""
@@ -223,7 +232,7 @@ class Pricing:
             step = self.read_traffic(given, grids[number], tuple(counts), several)
             seconds = self.objective == "seconds"
             costs.append(
-                self.edge_seconds(source, {}, grids[number], step) if seconds else float(step.nbytes)
+                self.edge_seconds(source, {}, grids[number], step, several) if seconds else float(step.nbytes)
             )
         return np.array(costs)[place.reshape(-1)]
 
@@ -239,7 +248,7 @@ class Pricing:
         blocks = _tiles(
             theirs.cuts, [theirs.labels.index(label) for label in producer.expression.output], rows
         )
-        spared = np.tile(blocks * self.topology.task_overhead, 2)[:, None]
+        spared = np.tile(self.spared_seconds(blocks), 2)[:, None]
         return replace(passed, table=np.tile(table, (2, 2)) - np.where(passed.table, spared, 0.0))
 
     def seen(
@@ -259,6 +268,10 @@ class Pricing:
             each, place = np.unique(keys, axis=1, return_inverse=True)
             self._between[key] = columns[each[0]], each[1], place.reshape(-1)
         return self._between[key]  # type: ignore[no-any-return]
+
+    def spared_seconds(self, tiles: Any) -> Any:
+        """Seconds that tiles take less which are computed inside other tasks."""
+        return tiles * self.topology.task_overhead + self.topology.turn_seconds(tiles)
 
     def passed_on(self, producer: Node, theirs: Space, reader: Node, mine: Space, labels: Labels) -> Factor:
         """Whether each tile of a producer is wanted by one tile of its reader: ``EinGraph.passes_on`` for all candidates.
@@ -337,6 +350,7 @@ class Pricing:
         step = Traffic(nbytes, messages, tasks=tasks, crossing=crossing)  # type: ignore[arg-type]
         seconds = self.topology.move_seconds(step, np.minimum(some, other))
         share = tasks / np.maximum(pairs["pieces"], 1)
+        seconds = seconds + self.sending_seconds(size * itemsize, some, other, copies[None, :])
         return np.asarray(seconds + self.topology.copy_seconds(size * itemsize * share, other))
 
     def _pairs(
@@ -492,7 +506,9 @@ def _choice(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -
         inside = mine.tiles if pricing.graph.inlines(source, node.name, partitions) else 0
         moved += step
         taken += inside
-        seconds += pricing.edge_seconds(source, partitions, wanted, step) - inside * topology.task_overhead
+        _, copies = pricing.between_workers(node, mine.parts, labels)
+        seconds += pricing.edge_seconds(source, partitions, wanted, step, copies)
+        seconds -= float(pricing.spared_seconds(inside))
     joined = replace(joined, tasks=joined.tasks - taken)
     return Choice(
         node.name,

@@ -64,6 +64,8 @@ class Topology:
     """Multiply-adds a second of one thread alone, on large tiles in double precision."""
     task_overhead: float = 1e-3
     """Seconds a task costs its scheduler."""
+    turn: float = 4e-3
+    """Seconds until tasks begin that read what others have just made: once for each round of tiles."""
     addresses: tuple[str, ...] = ()
     """Where the workers are, if they are known."""
     shares: tuple[int, ...] = ()
@@ -99,7 +101,7 @@ class Topology:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TopologyError(f"topology has a {name} of {value}; expected more than 0")
-        for name in ("latency", "task_overhead", "local_latency"):
+        for name in ("latency", "task_overhead", "turn", "local_latency"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise TopologyError(f"topology has a {name} of {value}; expected 0 or more")
@@ -116,7 +118,14 @@ class Topology:
         >>> Topology.of_threads(8).workers
         1
         """
-        return cls(workers=1, threads=max(threads, 1), bandwidth=5e9, latency=0.0, task_overhead=1.5e-4)
+        return cls(
+            workers=1,
+            threads=max(threads, 1),
+            bandwidth=5e9,
+            latency=0.0,
+            task_overhead=1.5e-4,
+            turn=2e-4,
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
@@ -215,6 +224,14 @@ class Topology:
         each = (flops / tiles + started) / rate + PASSES * nbytes / tiles / self.memory_bandwidth
         rounds = -(-tiles // self.slots)
         return rounds * each * self.slowdown(tiles)
+
+    def turn_seconds(self, tiles: Any) -> Any:
+        """Seconds that ``tiles`` tiles wait for what they read to be announced, a round at a time.
+
+        >>> Topology(workers=4, turn=0.5).turn_seconds(5)
+        1.0
+        """
+        return -(-tiles // self.slots) * self.turn
 
     def copy_seconds(self, nbytes: Any, tiles: Any) -> Any:
         """Seconds to read and write ``nbytes`` bytes, shared by the workers of ``tiles`` tiles."""

@@ -474,6 +474,21 @@ def test_annotations_outside_the_plan_survive() -> None:
         np.testing.assert_allclose(after.compute(scheduler="synchronous"), (x + 1) @ (x + 1) + 1)
 
 
+@pytest.mark.parametrize("hook_", [EinDecomp(topology=FAST), PLANNED])
+def test_annotations_survive_on_a_graph_that_is_left_to_dask(hook_: EinDecomp) -> None:
+    x, a = matrix()
+    with dask.annotate(resources={"GPU": 1}, retries=2):
+        product = a @ a
+    with dask.annotate(priority=3):
+        more = product + 1
+    graph = hook_(more.dask, keys_of(more))
+    marks = [layer.annotations for layer in graph.layers.values() if layer.annotations]
+    assert {"priority": 3} in marks
+    assert marks.count({"resources": {"GPU": 1}, "retries": 2}) == 3  # the three layers of a product
+    with dask.config.set(array_optimize=hook_):
+        np.testing.assert_allclose(more.compute(scheduler="synchronous"), x @ x + 1)
+
+
 def test_each_block_that_both_sides_read_is_computed_once() -> None:
     _, a = matrix()
     z = (a + 1) @ (a + 1)

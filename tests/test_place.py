@@ -21,6 +21,7 @@ from dask_eindecomp.lower import Lowered, lower
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.place import _matched, _swapped, place
 from dask_eindecomp.plan import Placement
+from dask_eindecomp.pricing import price
 from dask_eindecomp.topology import Topology
 from tests import strategies
 
@@ -305,3 +306,37 @@ def test_the_traffic_counted_is_that_of_the_lowered_graph(
     ]
     total = sum(counted, placement.delivery)
     assert (total.nbytes, total.messages) == fetched(graph, lower(graph, partitions, placement), placement)
+
+
+def test_expressions_that_are_computed_in_one_task_are_on_one_worker() -> None:
+    nodes = {
+        "T": ("ij,jk->ik", "A", "B"),
+        "U": ("ij,jk->ik", "B", "A"),
+        "V": ("ij,ij->ij", "T", "U"),
+    }
+    graph = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, nodes, ["V"], chunks=dict.fromkeys("AB", ROWS))
+    inputs = {
+        "A": replace(graph.inputs["A"], owners=(0, 1, 2, 3)),
+        "B": replace(graph.inputs["B"], owners=(3, 2, 1, 0)),
+    }
+    streams = graph.nodes | {"V": replace(graph.nodes["V"], kernel="stream")}
+    graph = replace(graph, inputs=inputs, nodes=streams)
+    partitions = cut(graph, T={"i": 4}, U={"i": 4}, V={"i": 4})
+    assert all(graph.inlines(name, "V", partitions) for name in "TU")
+    placement = place(graph, partitions, FOUR)
+    rows = [placement.blocks[name].reshape(-1).tolist() for name in "TUV"]
+    assert rows == [[0, 1, 2, 3]] * 3
+    lowered = lower(graph, partitions, placement)
+    counted = [part for one in placement.shipped.values() for part in (one.join, one.repartition)]
+    total = sum(counted, placement.delivery)
+    assert (total.nbytes, total.messages) == fetched(graph, lowered, placement)
+
+
+def test_a_tensor_in_too_many_pieces_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = EinGraph.from_spec({"A": (8, 8)}, {"Z": ("ij->i", "A")}, ["Z"], chunks={"A": ROWS})
+    partitions = cut(graph, Z={"i": 4})
+    monkeypatch.setattr("dask_eindecomp.place.MOST", 1)
+    placement = place(graph, partitions, FOUR)
+    assert placement.shipped == {}
+    plan = price(graph, partitions, FOUR)
+    assert plan.placed(placement).choices == plan.choices

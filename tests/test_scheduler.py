@@ -6,8 +6,11 @@ import asyncio
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -17,8 +20,10 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from distributed import Client, wait
+from distributed import Client, get_task_stream, wait
 
+from benchmarks.inputs import persisted, sent
+from benchmarks.problems import GALLERY
 from dask_eindecomp import EinDecomp, explain, register
 from tests.cluster import Machines, machines
 
@@ -41,6 +46,8 @@ def cluster(
     with (
         machines(tmp_path_factory.mktemp("cluster"), preload=preload) as mine,
         Client(mine.address, set_as_default=False) as client,
+        client.as_current(),
+        dask.config.set(scheduler=client.get),
     ):
         yield mine, client
 
@@ -56,8 +63,7 @@ def inputs(client: Client, seed: int) -> tuple[np.ndarray, da.Array]:
     """A product of sums of matrices made on the workers, so that what is lost can be made again."""
     x = numbers(240, 240, seed=seed)
     a = da.from_array(x, chunks=60).map_blocks(slowly, dtype=x.dtype)
-    with dask.config.set(scheduler=client.get, array_optimize=None):
-        a = a.persist()
+    a = a.persist()
     wait(a)
     return x, a
 
@@ -163,10 +169,9 @@ def test_a_paused_worker_holds_nothing_up(cluster: tuple[Machines, Client]) -> N
 def test_tiles_stay_where_they_are_planned_only_with_the_plugin(cluster: tuple[Machines, Client]) -> None:
     mine, client = cluster
     filled(mine, client, 3)
-    with client.as_current(), dask.config.set(scheduler=client.get):
-        x, a = inputs(client, seed=4)
-        plan = explain(a @ a, hook=PLANNED)
-        estimate = "bytes are an estimate, since Dask may move tiles" in str(plan)
+    x, a = inputs(client, seed=4)
+    plan = explain(a @ a, hook=PLANNED)
+    estimate = "bytes are an estimate, since Dask may move tiles" in str(plan)
     has_plugin = client.run_on_scheduler(lambda dask_scheduler: "eindecomp" in dask_scheduler.plugins)
     assert estimate == plan.loose == (not has_plugin)
     del a
@@ -205,8 +210,6 @@ def test_two_clients_compute_at_once_each_with_its_own_settings(cluster: tuple[M
     def run(values: np.ndarray, hook: EinDecomp, chunks: int) -> list[Any]:
         with Client(mine.address, set_as_default=False) as own:
             a = da.from_array(values, chunks=chunks)
-            dsk, keys = dask.base.collections_to_expr([a @ a]), None
-            del dsk, keys
             found = []
             for turn in range(5):
                 with dask.config.set(array_optimize=hook, scheduler=own.get):
@@ -241,21 +244,194 @@ def test_an_asynchronous_client_works(cluster: tuple[Machines, Client]) -> None:
             client.unregister_scheduler_plugin("eindecomp")
 
 
-def test_an_expression_planned_and_unplanned_while_the_other_result_lives(
-    cluster: tuple[Machines, Client], caplog: pytest.LogCaptureFixture
+def test_what_dask_has_made_by_its_own_graph_is_not_made_again_by_a_plan(
+    cluster: tuple[Machines, Client],
 ) -> None:
     mine, client = cluster
     filled(mine, client, 3)
     x, a = inputs(client, seed=8)
-    results = []
-    with dask.config.set(scheduler=client.get):
-        for hook in (None, PLANNED, None, PLANNED):
-            with dask.config.set(array_optimize=hook) if hook else dask.config.set({}):
-                results.append((a @ a + len(results) // 2).persist())
-                wait(results[-1])
-        for number, result in enumerate(results):
-            np.testing.assert_allclose(result.compute(), x @ x + number // 2)
-    log = (mine.folder / "scheduler.log").read_text()
-    assert "run_spec" not in log
-    del a, results, result
+    log = mine.folder / "scheduler.log"
+    before = log.read_text().count("run_spec")
+    plain = (a @ a + 1).persist()
+    wait(plain)
+    with dask.config.set(array_optimize=PLANNED):
+        planned = (a @ a + 1).persist()
+        wait(planned)
+        again = (a @ a + 1).persist()
+        wait(again)
+    for result in (plain, planned, again):
+        np.testing.assert_allclose(result.compute(), x @ x + 1)
+    assert log.read_text().count("run_spec") == before
+    del a, plain, planned, again, result
     assert nothing_left(client)
+
+
+def test_what_a_plan_has_made_is_there_for_dasks_own_graph(cluster: tuple[Machines, Client]) -> None:
+    mine, client = cluster
+    filled(mine, client, 3)
+    x, a = inputs(client, seed=9)
+    with dask.config.set(array_optimize=PLANNED):
+        planned = (a @ a + 2).persist()
+        wait(planned)
+    plain = (a @ a + 2).persist()
+    wait(plain)
+    for result in (planned, plain):
+        np.testing.assert_allclose(result.compute(), x @ x + 2)
+    del a, plain, planned, result
+    assert nothing_left(client)
+
+
+@pytest.mark.slow
+def test_workers_that_come_and_go_between_computations_change_no_result(
+    cluster: tuple[Machines, Client],
+) -> None:
+    mine, client = cluster
+    filled(mine, client, 2)
+    started: list[str] = []
+    for turn in range(20):
+        if turn == 5:
+            started = [mine.add_worker() for _ in range(4)]  # not waited for: they come while others compute
+        if turn == 12:
+            client.retire_workers(names=started, close_workers=True)
+        x, a = inputs(client, seed=20 + turn)
+        with dask.config.set(array_optimize=PLANNED):
+            result = client.compute(expression(a)).result(GUARD)
+        np.testing.assert_allclose(result, expression(x))
+    del a
+    assert nothing_left(client)
+
+
+# machines of their own
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Iterator[Client]:
+    """Four workers with one, one, two and four threads and as many GiB."""
+    with (
+        machines(tmp_path, preload="dask_eindecomp.scheduler") as mine,
+        Client(mine.address, set_as_default=False) as client,
+        client.as_current(),
+        dask.config.set(scheduler=client.get),
+    ):
+        for threads in (1, 1, 2, 4):
+            mine.add_worker(threads, f"{threads}GiB")
+        client.wait_for_workers(4, timeout=60)
+        yield client
+
+
+def test_workers_get_tiles_in_proportion_to_their_threads(uneven: Client) -> None:
+    x = numbers(640, 640)
+    a = da.from_array(x, chunks=160)
+    with dask.config.set(array_optimize=EinDecomp(force=True, objective="bytes")):
+        plan = explain(a @ a, hook=EinDecomp(force=True, objective="bytes"))
+        with get_task_stream(uneven) as stream:
+            np.testing.assert_allclose((a @ a).compute(), x @ x)
+    assert plan.topology.slots == 8 and plan.topology.memory == 1 << 30
+    threads = {
+        address: one["nthreads"] for address, one in uneven.scheduler_info(n_workers=-1)["workers"].items()
+    }
+    ran = Counter(one["worker"] for one in stream.data if str(one["key"]).startswith("('join-"))
+    assert sum(ran.values()) == plan.choices[-1].tiles
+    for address, count in threads.items():
+        assert abs(ran[address] / sum(ran.values()) - count / 8) <= 0.2 * count / 8
+
+
+@pytest.mark.parametrize(
+    "name", ["chain_square", "chain_skewed", "attention", "mttkrp", "ttm_chain", "ffnn_step", "gram", "abcd"]
+)
+def test_the_bytes_that_move_are_those_predicted(exact: Client, name: str) -> None:
+    problem = GALLERY[name]
+    arrays = persisted(exact, problem, problem.input_shapes("small"))
+    results = problem.expression(**arrays)
+    plan = explain(*results, hook=PLANNED)
+    assert not plan.loose
+    before = sent(exact)
+    with dask.config.set(array_optimize=PLANNED):
+        done = dask.persist(*results)
+    wait(done)
+    assert sent(exact) - before == plan.traffic.nbytes
+    del arrays, results, done
+    assert nothing_left(exact)
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Three workers and the plugin."""
+    with (
+        machines(tmp_path_factory.mktemp("exact"), preload="dask_eindecomp.scheduler") as mine,
+        Client(mine.address, set_as_default=False) as client,
+        client.as_current(),
+        dask.config.set(scheduler=client.get),
+    ):
+        for _ in range(3):
+            mine.add_worker()
+        client.wait_for_workers(3, timeout=60)
+        yield client
+
+
+LONGEST = 0.05
+"""Seconds that the scheduler's event loop may wait while a graph is planned."""
+
+
+def test_the_scheduler_answers_while_it_plans(exact: Client) -> None:
+    x = da.from_array(numbers(32, 32), chunks=16)
+    y = x
+    for _ in range(1000):
+        y = da.maximum(y @ x, 0.5)
+    exact.run_on_scheduler(listen)
+    with dask.config.set(array_optimize=PLANNED):
+        expected = np.asarray(x)
+        for _ in range(1000):
+            expected = np.maximum(expected @ np.asarray(x), 0.5)
+        result = exact.compute(y).result(GUARD)
+    np.testing.assert_allclose(result, expected)
+    planned, beats = exact.run_on_scheduler(heard)
+    assert planned and planned[0][2] >= 2000
+    waits = [later - earlier for earlier, later in pairwise(beats)]
+    during = [
+        late - BEAT
+        for late, (earlier, later) in zip(waits, pairwise(beats))
+        if any(earlier < stop and later > start for start, stop, _ in planned)
+    ]
+    assert len(during) > 10
+    assert max(during) <= LONGEST
+
+
+BEAT = 0.005
+
+
+def listen(dask_scheduler: Any) -> None:
+    """Note the times at which the event loop answers, and when and how long graphs are planned."""
+    import asyncio
+    from time import perf_counter
+
+    from dask_eindecomp import hook
+
+    beats: list[float] = []
+    planned: list[tuple[float, float, int]] = []
+    plan = hook.EinDecomp._rewrite
+
+    def timed(self: Any, *arguments: Any) -> Any:
+        start = perf_counter()
+        result = plan(self, *arguments)
+        planned.append((start, perf_counter(), len(result.layers)))
+        return result
+
+    async def beat() -> None:
+        while not dask_scheduler.eindecomp_heard[2]:
+            beats.append(perf_counter())
+            await asyncio.sleep(BEAT)
+
+    hook.EinDecomp._rewrite = timed
+    dask_scheduler.eindecomp_heard = [planned, beats, False, plan]
+    dask_scheduler.loop.add_callback(beat)
+
+
+def heard(dask_scheduler: Any) -> Any:
+    """What was noted; nothing more is."""
+    from dask_eindecomp import hook
+
+    planned, beats, _, plan = dask_scheduler.eindecomp_heard
+    dask_scheduler.eindecomp_heard[2] = True
+    hook.EinDecomp._rewrite = plan
+    return planned, beats

@@ -167,6 +167,11 @@ def test_moving_takes_the_share_of_one_worker_its_latency_and_the_overhead_of_al
     assert topology.move_seconds(Traffic(nbytes=800, messages=11, tasks=7)) == 800 / 4 / 100 + 2 * 3 + 7 * 0.5
 
 
+def test_every_round_of_tiles_waits_its_turn() -> None:
+    topology = Topology(workers=2, threads=2, turn=0.5)
+    assert [float(topology.turn_seconds(tiles)) for tiles in (1, 4, 5, 9)] == [0.5, 0.5, 1.0, 1.5]
+
+
 def test_what_one_worker_has_for_a_tile_comes_in_one_message() -> None:
     topology = Topology(workers=4, latency=3.0, task_overhead=0.0)
     assert topology.move_seconds(Traffic(messages=1000), receivers=4) == 2 * 3
