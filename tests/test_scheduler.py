@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -21,10 +22,12 @@ import pytest
 pytest.importorskip("distributed")
 
 from distributed import Client, get_task_stream, wait
+from distributed.core import Status
 
 from benchmarks.inputs import persisted, sent
 from benchmarks.problems import GALLERY
 from dask_eindecomp import EinDecomp, explain, register
+from dask_eindecomp.scheduler import Placing, dask_setup
 from tests.cluster import Machines, machines
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:Sending large graph")]
@@ -435,3 +438,86 @@ def heard(dask_scheduler: Any) -> Any:
     dask_scheduler.eindecomp_heard[2] = True
     hook.EinDecomp._rewrite = plan
     return planned, beats
+
+
+# the plugin by itself
+
+
+class Pretended:
+    """As much of a scheduler as the plugin looks at: one task for each state, all meant for worker "a"."""
+
+    def __init__(self, status: Any) -> None:
+        self.address = "pretended"
+        self.tasks = {name: self.task(name) for name in ("waiting", "processing", "no-worker")}
+        self.tasks["other"] = self.task("no-worker", annotations=None)
+        self.unrunnable = {ts: 0.0 for ts in self.tasks.values() if ts.state == "no-worker"}
+        self.worker = SimpleNamespace(address="a", status=status, processing=[self.tasks["processing"]])
+        self.workers = {"a": self.worker}
+        self.running = [SimpleNamespace(address="b")]
+        self.stealable: list[Any] = []
+        self.moved: dict[str, str] = {}
+        self.closed: list[Any] = []
+        self.extensions = {"stealing": SimpleNamespace(put_key_in_stealable=self.stealable.append)}
+        self.plugins: dict[str, Any] = {}
+        self.loop = SimpleNamespace(add_callback=self.closed.append)
+
+    def task(self, state: str, annotations: Any = ("eindecomp-placed",)) -> Any:
+        return Task(state, annotations)
+
+    def transitions(self, recommendations: dict[str, str], stimulus_id: str) -> None:
+        self.moved |= recommendations
+
+
+class Task:
+    """A task of a scheduler."""
+
+    def __init__(self, state: str, annotations: Any) -> None:
+        self.key = self.state = state
+        self.annotations = annotations
+        self.worker_restrictions: set[str] | None = {"a"}
+
+
+def watched(status: Any) -> tuple[Placing, Pretended]:
+    scheduler = Pretended(status)
+    plugin = scheduler.plugins["eindecomp"] = Placing()
+    plugin.scheduler = scheduler
+    return plugin, scheduler
+
+
+def test_tasks_of_a_worker_that_is_gone_are_free() -> None:
+    plugin, scheduler = watched(Status.closed)
+    plugin.remove_worker(scheduler, "a", stimulus_id="gone")
+    assert [ts.worker_restrictions for ts in scheduler.tasks.values()] == [None, None, None, {"a"}]
+    assert scheduler.moved == {"no-worker": "processing"}
+    assert scheduler.stealable == [scheduler.tasks["processing"]]
+
+
+def test_tasks_of_another_worker_are_not() -> None:
+    plugin, scheduler = watched(Status.running)
+    plugin.remove_worker(scheduler, "b", stimulus_id="gone")
+    assert all(ts.worker_restrictions == {"a"} for ts in scheduler.tasks.values())
+
+
+def test_tasks_that_wait_for_a_paused_worker_are_free_but_not_those_of_others() -> None:
+    plugin, scheduler = watched(Status.paused)
+    plugin.look()
+    # what has to wait for other things may find the worker running again
+    assert scheduler.tasks["waiting"].worker_restrictions == {"a"}
+    assert scheduler.tasks["processing"].worker_restrictions is None
+    assert scheduler.tasks["no-worker"].worker_restrictions is None
+    assert scheduler.tasks["other"].worker_restrictions == {"a"}
+
+
+def test_a_plugin_that_was_unregistered_stops_watching() -> None:
+    plugin, scheduler = watched(Status.paused)
+    del scheduler.plugins["eindecomp"]
+    plugin.look()
+    assert scheduler.closed == [plugin.close]
+    assert scheduler.tasks["processing"].worker_restrictions == {"a"}
+
+
+def test_a_preload_adds_the_plugin() -> None:
+    added: list[Any] = []
+    dask_setup(SimpleNamespace(add_plugin=lambda plugin, idempotent: added.append((plugin, idempotent))))
+    ((plugin, idempotent),) = added
+    assert isinstance(plugin, Placing) and idempotent

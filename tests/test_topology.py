@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -262,3 +263,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("")
     with pytest.raises(TopologyError, match=r"cannot read a topology from .*empty\.json: no JSON"):
         Topology.load(tmp_path / "empty.json")
+
+
+@pytest.mark.parametrize("shares", [(1, 2), (1, 0, 2)])
+def test_shares_are_a_positive_number_for_each_worker(shares: tuple[int, ...]) -> None:
+    with pytest.raises(
+        TopologyError, match=rf"shares {re.escape(str(shares))} for 3 workers; expected a positive"
+    ):
+        Topology(workers=3, shares=shares)
+
+
+def test_workers_with_different_threads_have_their_sum_of_slots() -> None:
+    uneven = Topology(workers=3, threads=2, shares=(1, 2, 4))
+    assert uneven.slots == 7
+    assert Topology.from_json(uneven.to_json()) == uneven
