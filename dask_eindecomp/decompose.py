@@ -260,11 +260,21 @@ class _Planner:
                 given = graph.inputs.get(source)
                 if given is None:
                     producer = graph.nodes[source]
-                    key: object = (kinds[source], kind, labels, graph.may_inline(source, node.name))
+                    beside = pricing.beside(node, labels)
+                    key: object = (kinds[source], kind, labels, beside, graph.may_inline(source, node.name))
                     factor = once(key, pricing.edge, producer, spaces[source], node, space, labels)
                     factors.append(Factor((source, node.name), factor.table, factor.classes))
                 elif given.chunks is not None and pricing.objective != "paper":
-                    key = ("given", given.chunks, given.owners, given.stays, given.dtype, kind, labels)
+                    key = (
+                        "given",
+                        pricing.beside(node, labels),
+                        given.chunks,
+                        given.owners,
+                        given.stays,
+                        given.dtype,
+                        kind,
+                        labels,
+                    )
                     terms.append(once(key, pricing.reading, source, node, space, labels))
             for chunks in promised.get(node.name, ()):
                 terms.append(once(("promised", kind, chunks), pricing.delivery, node, space, chunks))

@@ -6,7 +6,7 @@ layers of a model, are of one *kind* and priced once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -170,21 +170,89 @@ class Pricing:
         messages = cost.repartition_messages(given.chunks, wanted, missing)
         return replace(step, nbytes=together.nbytes, messages=messages, crossing=together.crossing)
 
+    def beside(self, reader: Node, labels: Labels) -> tuple[Labels, Chunks | None, int]:
+        """Labels, given chunks and bytes of the other operand of a product; nothing where BLAS reads one operand."""
+        if reader.kernel != "blas" or len(reader.inputs) != 2:
+            return labels, None, 0
+        other = 1 - reader.expression.operands.index(labels)
+        source = reader.inputs[other]
+        given = self.graph.inputs.get(source)
+        chunks = None if given is None else given.chunks
+        return reader.expression.operands[other], chunks, self.graph.nbytes(source)
+
+    def walked_seconds(
+        self,
+        nbytes: float,
+        reader: Node,
+        labels: Labels,
+        rows: Sequence[Any],
+        columns: Sequence[Any],
+        copies: Any,
+    ) -> Any:
+        """Seconds that products take longer because an operand is read piece by piece.
+
+        For each piece along a label that the other operand lacks, that one is read again.  Where blocks of the other
+        operand end inside a piece, and not along its first axis, what is multiplied is not contiguous, and is copied.
+
+        Parameters
+        ----------
+        nbytes
+            Of the operand.
+        reader, labels
+            The product, and the operand's labels in it.
+        rows, columns
+            For each axis how many pieces it falls into with whether other blocks end inside them, and how many the
+            tiles of the product need: arrays that broadcast against each other.
+        copies
+            How many tiles need each.
+        """
+        others, _, beside = self.beside(reader, labels)
+        again, split, scattered, tiles = 1.0, 1.0, False, copies
+        for axis, (label, (pieces, inside), wanted) in enumerate(zip(labels, rows, columns)):
+            tiles = tiles * wanted
+            if label not in others:
+                again = again * np.maximum(pieces / wanted, 1.0)
+                split = split * wanted
+            elif axis:
+                scattered = scattered | inside
+        read = (again - 1) * split * beside / 2  # a copy reads and writes
+        return self.topology.copy_seconds(read + scattered * nbytes * copies, tiles)
+
+    def cut_inside(self, reader: Node, labels: Labels, axis: int, cuts: Sequence[Cut]) -> list[bool]:
+        """Whether blocks of the other operand of a product end inside the pieces of each cut of one axis."""
+        others, chunks, _ = self.beside(reader, labels)
+        if chunks is None or labels[axis] not in others:
+            return [False] * len(cuts)
+        return [not cost.nests(one, chunks[others.index(labels[axis])]) for one in cuts]
+
     def edge_seconds(
-        self, source: str, partitions: Mapping[str, Partition], wanted: Chunks, step: Traffic, copies: int
+        self,
+        source: str,
+        partitions: Mapping[str, Partition],
+        wanted: Chunks,
+        step: Traffic,
+        copies: int,
+        reader: Node,
+        labels: Labels,
     ) -> float:
         """Seconds of that traffic, and of what further copies take longer because few workers send them."""
         produced = self.produced(source, partitions)
         if produced is None:
             return 0.0
         blocks, readers = prod(map(len, produced)), prod(map(len, wanted))
-        seconds = self.sending_seconds(self.graph.nbytes(source), blocks, readers, copies)
+        nbytes = self.graph.nbytes(source)
+        rows = [
+            (len(axis), self.cut_inside(reader, labels, number, [axis])[0])
+            for number, axis in enumerate(produced)
+        ]
+        seconds = self.sending_seconds(nbytes, blocks, readers, copies)
+        seconds += self.walked_seconds(nbytes, reader, labels, rows, list(map(len, wanted)), copies)
         if produced == wanted and not step.nbytes:
             return float(seconds)
         seconds += self.topology.move_seconds(step, min(blocks, readers))
         if step.tasks:  # what is not cut is read where it is
             share = step.tasks / prod(cost.axis_overlap(p, c)[1] for p, c in zip(produced, wanted))
-            seconds += self.topology.copy_seconds(self.graph.nbytes(source) * share, readers)
+            seconds += self.topology.copy_seconds(nbytes * share, readers)
         return float(seconds)
 
     def sending_seconds(self, nbytes: Any, blocks: Any, readers: Any, copies: Any) -> Any:
@@ -232,7 +300,9 @@ class Pricing:
             step = self.read_traffic(given, grids[number], tuple(counts), several)
             seconds = self.objective == "seconds"
             costs.append(
-                self.edge_seconds(source, {}, grids[number], step, several) if seconds else float(step.nbytes)
+                self.edge_seconds(source, {}, grids[number], step, several, reader, labels)
+                if seconds
+                else float(step.nbytes)
             )
         return np.array(costs)[place.reshape(-1)]
 
@@ -240,7 +310,7 @@ class Pricing:
         """Repartition cost between every grid of a producer and every one that its reader may want."""
         rows, which = theirs.project(producer.expression.output)
         columns, copies, mine_which = self.seen(reader, mine, labels)
-        table = self.between(producer, theirs, rows, mine, labels, columns, copies)
+        table = self.between(producer, theirs, rows, reader, mine, labels, columns, copies)
         if self.objective != "seconds" or not self.graph.may_inline(producer.name, reader.name):
             return Factor((producer.name, reader.name), table, (which, mine_which))
         # tiles that are wanted one by one are computed inside the reader's tasks
@@ -322,6 +392,7 @@ class Pricing:
         producer: Node,
         theirs: Space,
         rows: npt.NDArray[np.int64],
+        reader: Node,
         mine: Space,
         labels: Labels,
         columns: npt.NDArray[np.int64],
@@ -351,6 +422,16 @@ class Pricing:
         seconds = self.topology.move_seconds(step, np.minimum(some, other))
         share = tasks / np.maximum(pairs["pieces"], 1)
         seconds = seconds + self.sending_seconds(size * itemsize, some, other, copies[None, :])
+        pieces, tiles = [], []
+        for axis, label in enumerate(producer.expression.output):
+            cuts = theirs.cuts[theirs.labels.index(label)]
+            at, inside = rows[:, axis], self.cut_inside(reader, labels, axis, cuts)
+            pieces.append((np.array(list(map(len, cuts)))[at][:, None], np.array(inside)[at][:, None]))
+            wanted = mine.cuts[mine.labels.index(labels[axis])]
+            tiles.append(np.array(list(map(len, wanted)))[columns[:, axis]][None, :])
+        seconds = seconds + self.walked_seconds(
+            size * itemsize, reader, labels, pieces, tiles, copies[None, :]
+        )
         return np.asarray(seconds + self.topology.copy_seconds(size * itemsize * share, other))
 
     def _pairs(
@@ -479,7 +560,7 @@ def received(
 
 def _priced_alike(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -> tuple[object, ...]:
     """What the price of an expression depends on: equal for the repeated layers of a model."""
-    edges = (_edge_kind(pricing, partitions, node, one) for one in node.inputs)
+    edges = [_edge_kind(pricing, partitions, node, one) for one in node.inputs]
     return (pricing.graph.kinds[node.name], id(partitions[node.name]), *edges)
 
 
@@ -507,7 +588,7 @@ def _choice(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -
         moved += step
         taken += inside
         _, copies = pricing.between_workers(node, mine.parts, labels)
-        seconds += pricing.edge_seconds(source, partitions, wanted, step, copies)
+        seconds += pricing.edge_seconds(source, partitions, wanted, step, copies, node, labels)
         seconds -= float(pricing.spared_seconds(inside))
     joined = replace(joined, tasks=joined.tasks - taken)
     return Choice(
