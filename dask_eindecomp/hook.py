@@ -263,7 +263,9 @@ def _as_it_came(graph: EinGraph, topology: Topology) -> Plan:
     came = replace(
         graph, nodes={name: replace(node, kernel=node.came_kernel) for name, node in graph.nodes.items()}
     )
-    plan = price(came, {node.name: Partition(node.came) for node in graph.nodes.values()}, topology)
+    # those alike are one, so that the repeated layers of a model are priced once
+    cuts = {node.came: Partition(node.came) for node in graph.nodes.values()}
+    plan = price(came, {node.name: cuts[node.came] for node in graph.nodes.values()}, topology)
     choices = []
     for choice in plan.choices:
         node = came.nodes[choice.name]
