@@ -220,6 +220,7 @@ class _Planner:
         counts += [counts[-1] << more for more in range(1, finer + 1)]
         usual = usual_cuts(graph) if seconds else {}
         known: dict[int, Space] = {}
+        alike: dict[object, Space] = {}
         for node in graph.nodes.values():
             kind = graph.kinds[node.name]
             if kind in known:
@@ -231,13 +232,13 @@ class _Planner:
             )
             if self.free and not finer and len(space) > MANY:
                 space = worth_trying(space, pricing.node_costs(node, space), topology.slots)
-            known[kind] = space
+            # how tensors are held may leave some candidates out, but where it does not the space is one and the same
+            known[kind] = alike.setdefault((pricing.form(node), space.cuts, space.index.tobytes()), space)
         return {name: known[graph.kinds[name]] for name in graph.nodes}
 
     def tables(self, pricing: Pricing) -> _Tables:
         """A cost for every candidate and, for every edge, one for every pair of grids."""
         graph, spaces = self.graph, self.spaces
-        kinds = graph.kinds
         memo: dict[object, Any] = {}
 
         def once(key: object, make: Callable[..., Any], *arguments: Any) -> Any:
@@ -254,30 +255,22 @@ class _Planner:
         alone: dict[str, Table] = {}
         factors: list[Factor] = []
         for node in graph.nodes.values():
-            space, kind = spaces[node.name], kinds[node.name]
-            terms = [once(("alone", kind), pricing.node_costs, node, space)]
+            space = spaces[node.name]
+            mine = (pricing.form(node), id(space))
+            terms = [once(("alone", mine), pricing.node_costs, node, space)]
             for labels, source in zip(node.expression.operands, node.inputs):
                 given = graph.inputs.get(source)
                 if given is None:
                     producer = graph.nodes[source]
-                    beside = pricing.beside(node, labels)
-                    key: object = (kinds[source], kind, labels, beside, graph.may_inline(source, node.name))
+                    theirs = (pricing.form(producer), id(spaces[source]))
+                    key: object = (theirs, mine, labels, graph.may_inline(source, node.name))
                     factor = once(key, pricing.edge, producer, spaces[source], node, space, labels)
                     factors.append(Factor((source, node.name), factor.table, factor.classes))
                 elif given.chunks is not None and pricing.objective != "paper":
-                    key = (
-                        "given",
-                        pricing.beside(node, labels),
-                        given.chunks,
-                        given.owners,
-                        given.stays,
-                        given.dtype,
-                        kind,
-                        labels,
-                    )
-                    terms.append(once(key, pricing.reading, source, node, space, labels))
+                    read = ("given", graph.lies(source), mine, labels)
+                    terms.append(once(read, pricing.reading, source, node, space, labels))
             for chunks in promised.get(node.name, ()):
-                terms.append(once(("promised", kind, chunks), pricing.delivery, node, space, chunks))
+                terms.append(once(("promised", mine, chunks), pricing.delivery, node, space, chunks))
             # equal sums are one array, so that the elimination knows them for equal
             alone[node.name] = once(("sum", *map(id, terms)), sum, terms)
         return _Tables(alone, factors)

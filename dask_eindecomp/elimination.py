@@ -15,9 +15,9 @@ eliminating the tables of such a variable in groups (mini-buckets; Dechter and R
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import prod
 from typing import Any
 
@@ -142,27 +142,51 @@ class _Elimination:
         self.memo: dict[object, Any] = {}
         self.held: list[object] = []
         for factor in factors:
-            for name in dict.fromkeys(factor.scope):
-                self.touching[name].append(factor)
+            self.add(factor)
 
     def run(self) -> tuple[float, dict[str, int]] | None:
         """Eliminate and walk back: the least cost and a choice that has it; None if a table passes the cap."""
-        queue = [(self.work(name, mine), 0, self.place[name], name) for name, mine in self.touching.items()]
-        heapify(queue)
-        left = set(self.alone)
-        while left:
-            (_, work), age, _, name = heappop(queue)
-            if name not in left or age != self.age[name]:
+        looks: dict[str, object] = {}
+        alike: dict[object, list[str]] = {}
+        queue: list[tuple[tuple[int, int, float], int, int, int, str]] = []
+
+        def rank(names: Iterable[str]) -> None:
+            for name in names:
+                looks[name] = self.look(name)
+                alike.setdefault(looks[name], []).append(name)
+            for name in names:
+                look = ("work", looks[name])
+                if look not in self.memo:
+                    self.memo[look] = self.work(name, self.touching[name])
+                growth, work = self.memo[look]
+                most = len(alike[looks[name]])
+                # of those that make no table larger, or about as much larger, first the one of which there are most
+                tidy = (_magnitude(growth), -most, growth)
+                heappush(queue, (tidy, work, self.age[name], self.place[name], name))
+
+        rank(self.alone)
+        while looks:
+            _, work, age, _, first = heappop(queue)
+            if first not in looks or age != self.age[first]:
                 continue
             if work > WORK_CAP and not self.relaxed:
                 return None
             if self.deadline is not None and time.monotonic() > self.deadline:
                 raise Late
-            left.discard(name)
-            for other in self.eliminate(name, work > WORK_CAP):
-                work_left = self.work(other, self.touching[other])
-                heappush(queue, (work_left, self.age[other], self.place[other], other))
+            # all that look the same go at once, before what is around them comes to look different
+            look = looks[first]
+            changed: dict[str, None] = {}
+            for name in alike.pop(look):
+                if looks.get(name) == look and name not in changed:
+                    del looks[name]
+                    changed |= dict.fromkeys(self.eliminate(name, work > WORK_CAP))
+            rank([other for other in changed if other in looks])
         return self.constant, {} if self.relaxed else self.walk_back()
+
+    def look(self, name: str) -> object:
+        """What the tables around a variable are: where it is the same, one elimination is that of another."""
+        mine = self.touching[name]
+        return (id(self.alone[name]), *[(id(f.table), f.scope.index(name), id(f.classes[0])) for f in mine])
 
     def joint(self, name: str, factors: Sequence[Factor]) -> tuple[Classes, int]:
         """Classes of a variable that some factors tell apart together, and how many."""
@@ -175,12 +199,44 @@ class _Elimination:
         if key not in self.memo:
             distinct = list(seen.values())
             self.held += distinct
-            _, classes = np.unique(distinct[0], return_inverse=True)
+            classes, count = _numbered(distinct[0])
             for other in distinct[1:]:
-                width = int(other.max()) + 1
-                _, classes = np.unique(classes * width + other, return_inverse=True)
-            self.memo[key] = (classes, int(classes.max()) + 1)
+                wider, finest = _numbered(classes * (int(other.max()) + 1) + other)
+                # where one tells all apart that both do, it stands for both: known arrays are known tables
+                other, others = _numbered(other)
+                classes = next((one for one, n in ((classes, count), (other, others)) if n == finest), wider)
+                count = finest
+            self.memo[key] = (classes, count)
         return self.memo[key]  # type: ignore[no-any-return]
+
+    def add(self, factor: Factor) -> None:
+        """Count one more factor; two of the same variables become one where that is no larger."""
+        for other in self.touching[factor.scope[0]]:
+            if set(other.scope) == set(factor.scope):
+                classes = [self.joint(name, (other, factor)) for name in factor.scope]
+                if prod(count for _, count in classes) <= max(other.table.size, factor.table.size):
+                    for name in dict.fromkeys(other.scope):
+                        self.touching[name].remove(other)
+                    factor = self.together(other, factor, classes)
+                    break
+        for name in dict.fromkeys(factor.scope):
+            self.touching[name].append(factor)
+
+    def together(self, one: Factor, other: Factor, joint: Sequence[tuple[Classes, int]]) -> Factor:
+        """The sum of two factors of the same variables."""
+        parts = ((id(f.table), *map(id, f.classes)) for f in (one, other))
+        key = ("together", one.scope == other.scope, *parts, *(id(classes) for classes, _ in joint))
+        if key not in self.memo:
+            self.held += [one, other]
+            rows = {name: _examples(*each) for name, each in zip(other.scope, joint)}
+            tables = [
+                _spread(
+                    f.scope, f.table[np.ix_(*(c[rows[n]] for n, c in zip(f.scope, f.classes)))], other.scope
+                )
+                for f in (one, other)
+            ]
+            self.memo[key] = tables[0] + tables[1]
+        return Factor(other.scope, self.memo[key], tuple(classes for classes, _ in joint))
 
     def work(self, name: str, factors: Sequence[Factor]) -> tuple[float, int]:
         """How much larger tables get when a variable goes from some factors, and how many sums that takes at most."""
@@ -251,9 +307,7 @@ class _Elimination:
                 self.memo[added] = self.alone[other] + table[classes[0]]
             self.alone[other] = self.memo[added]
             return
-        factor = Factor(tuple(others), table, classes)
-        for other in others:
-            self.touching[other].append(factor)
+        self.add(Factor(tuple(others), table, classes))
 
     def least(
         self, name: str, others: list[str], group: list[Factor], costs: Table
@@ -295,6 +349,20 @@ class _Elimination:
                 self.memo[key] = int(total.argmin())
             chosen[name] = self.memo[key]
         return chosen
+
+
+def _magnitude(value: float) -> int:
+    """The order of magnitude of what tables grow by, a power of four; 0 if they do not."""
+    return (int(value).bit_length() + 1) // 2 if value > 0 else 0
+
+
+def _numbered(classes: Classes) -> tuple[Classes, int]:
+    """Classes numbered without gaps, and how many; the same array if they already are."""
+    used = np.unique(classes)
+    count = len(used)
+    if used[-1] == count - 1:
+        return classes, count
+    return np.searchsorted(used, classes), count
 
 
 def _examples(classes: Classes, count: int) -> Classes:

@@ -40,6 +40,18 @@ class Given:
     kind: str = "numpy"
     """Array type of its blocks, for messages."""
 
+    @property
+    def pattern(self) -> tuple[int, ...] | None:
+        """Which blocks lie together, whichever workers these are: owners numbered anew in the order of their blocks.
+
+        >>> Given("A", (3, 2), "int64", ((1, 1, 1), (2,)), owners=(7, 2, 7)).pattern
+        (0, 1, 0)
+        """
+        if self.owners is None:
+            return None
+        numbers: dict[int, int] = {}
+        return tuple(numbers.setdefault(owner, len(numbers)) for owner in self.owners)
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -195,16 +207,32 @@ class EinGraph:
         return np.dtype(self.dtype(name)).itemsize
 
     @cached_property
+    def forms(self) -> Mapping[str, int]:
+        """For every expression the number of its form: those of one form differ in names and in how tensors are held."""
+        numbers: dict[object, int] = {}
+        forms = {}
+        for node in self.nodes.values():
+            read = tuple((self.dtype(one), self.lies(one)) for one in node.inputs)
+            key = (node.expression, node.extents, node.dtype, node.kernel, node.came, read)
+            forms[node.name] = numbers.setdefault(key, len(numbers))
+        return forms
+
+    @cached_property
     def kinds(self) -> Mapping[str, int]:
         """For every expression the number of its kind: those of one kind differ in names alone."""
         numbers: dict[object, int] = {}
         kinds = {}
         for node in self.nodes.values():
-            read = tuple((self.dtype(one), self._held_as(one)) for one in node.inputs)
-            alone = (node.expression, node.extents, node.dtype, node.kernel, node.came)
-            key = (alone, self._held_as(node.name), read)
+            key = (self.forms[node.name], *map(self._held_as, (node.name, *node.inputs)))
             kinds[node.name] = numbers.setdefault(key, len(numbers))
         return kinds
+
+    def lies(self, name: str) -> tuple[object, ...]:
+        """How a given tensor is cut and where it lies; nothing for one that is computed, or may be had in any grid."""
+        given = self.inputs.get(name)
+        if given is None or given.chunks is None:
+            return ()
+        return given.chunks, given.pattern, given.stays
 
     def _held_as(self, name: str) -> bool:
         """Whether a tensor is held whole or may come and go tile by tile."""
@@ -237,7 +265,12 @@ class EinGraph:
 
     def may_pass_on(self, source: str) -> bool:
         """Whether an expression has one reader and does not leave the graph."""
-        return len(self.readers[source]) == 1 and all(output.source != source for output in self.outputs)
+        return source in self._passed_on
+
+    @cached_property
+    def _passed_on(self) -> frozenset[str]:
+        leaving = {output.source for output in self.outputs}
+        return frozenset(name for name, found in self.readers.items() if len(found) == 1) - leaving
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor, one copy."""

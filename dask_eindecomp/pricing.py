@@ -29,6 +29,9 @@ __all__ = ["OBJECTIVES", "Pricing", "price"]
 
 OBJECTIVES = ("paper", "bytes", "seconds")
 
+FIGURES = ("coarser", "meeting", "pieces", "whole")
+"""What `Pricing._axis` tells of two cuts that the published cost does not need."""
+
 
 @dataclass(frozen=True)
 class Pricing:
@@ -39,6 +42,15 @@ class Pricing:
     topology: Topology
     _between: dict[Any, Any] = field(default_factory=dict, repr=False)
     _bundles: dict[Any, tuple[Any, dict[str, Any]]] = field(default_factory=dict, repr=False)
+
+    def form(self, node: Node) -> object:
+        """What the price of an expression depends on, partitions aside: equal for the repeated layers of a model."""
+        form = self.graph.forms[node.name]
+        if self.topology.hosts == 1:
+            return form
+        # where hosts matter it is not enough to know which blocks lie together
+        given = (self.graph.inputs.get(source) for source in node.inputs)
+        return (form, *(None if one is None else one.owners for one in given))
 
     # one expression; parts may be arrays of candidates
 
@@ -59,8 +71,7 @@ class Pricing:
             if source in self.graph.inputs and self.graph.inputs[source].chunks is not None
         ]
         # of arrays of candidates the array itself is the key, which is kept so that no other takes its place
-        kind = node.name if given else self.graph.kinds[node.name]
-        key = (kind, *(id(one) if isinstance(one, np.ndarray) else one for one in parts.values()))
+        key = (self.form(node), *(id(one) if isinstance(one, np.ndarray) else one for one in parts.values()))
         if key in self._bundles:
             return self._bundles[key][1]
         extents, itemsizes, itemsize = self._sizes(node)
@@ -155,7 +166,8 @@ class Pricing:
         workers, hosts = self.topology.workers, self.topology.hosts
         itemsize = np.dtype(given.dtype).itemsize
         if given.stays:
-            return cost.given_traffic(given.chunks, given.owners, wanted, itemsize, workers, hosts, copies)
+            owners = given.pattern if hosts == 1 else given.owners
+            return cost.given_traffic(given.chunks, owners, wanted, itemsize, workers, hosts, copies)
         return cost.making_traffic(given.chunks, wanted, itemsize, workers, hosts)
 
     def read_traffic(self, given: Given, wanted: Chunks, between: tuple[int, ...], copies: int) -> Traffic:
@@ -315,9 +327,7 @@ class Pricing:
             return Factor((producer.name, reader.name), table, (which, mine_which))
         # tiles that are wanted one by one are computed inside the reader's tasks
         passed = self.passed_on(producer, theirs, reader, mine, labels)
-        blocks = _tiles(
-            theirs.cuts, [theirs.labels.index(label) for label in producer.expression.output], rows
-        )
+        blocks = _tiles(theirs, producer.expression.output, rows)
         spared = np.tile(self.spared_seconds(blocks), 2)[:, None]
         return replace(passed, table=np.tile(table, (2, 2)) - np.where(passed.table, spared, 0.0))
 
@@ -350,11 +360,9 @@ class Pricing:
         """
         rows, which = theirs.project(producer.expression.output)
         columns, _, mine_which = self.seen(reader, mine, labels)
-        aligned = self._pairs(producer, theirs, rows, mine, labels, columns)["equal"]
-        blocks = _tiles(
-            theirs.cuts, [theirs.labels.index(label) for label in producer.expression.output], rows
-        )
-        wanted = _tiles(mine.cuts, [mine.labels.index(label) for label in labels], columns)
+        aligned = self._pairs(producer, theirs, rows, mine, labels, columns, "equal")["equal"]
+        blocks = _tiles(theirs, producer.expression.output, rows)
+        wanted = _tiles(mine, labels, columns)
         simple = blocks[which] == prod(theirs.parts.values(), start=np.ones(len(theirs)))
         bare = wanted[mine_which] == prod(mine.parts.values(), start=np.ones(len(mine)))
         never = np.zeros_like(aligned)
@@ -399,9 +407,11 @@ class Pricing:
         copies: npt.NDArray[np.int64],
     ) -> Table:
         """Cost between distinct grids: ``cost.repartition_traffic`` and its kin, over whole tables at once."""
-        pairs = self._pairs(producer, theirs, rows, mine, labels, columns)
-        some, other = pairs["some"][:, None], pairs["other"][None, :]
-        equal, size = pairs["equal"], float(prod(producer.shape))
+        blocks, readers = _tiles(theirs, producer.expression.output, rows), _tiles(mine, labels, columns)
+        some, other, size = blocks[:, None], readers[None, :], float(prod(producer.shape))
+        names = {"paper": (), "bytes": ("coarser", "meeting")}.get(self.objective, FIGURES)
+        pairs = self._pairs(producer, theirs, rows, mine, labels, columns, "equal", "finer", *names)
+        equal = pairs["equal"]
         if self.objective == "paper":
             if not size:
                 return np.zeros(equal.shape)
@@ -410,18 +420,22 @@ class Pricing:
             return np.asarray(np.where(equal, 0.0, moved))
         workers, hosts = self.topology.workers, self.topology.hosts
         itemsize = np.dtype(producer.dtype).itemsize
-        nbytes = np.where(equal | (workers == 1), 0.0, size - _stays(pairs, size, workers, copies)) * itemsize
+        missing = size - _stays(pairs, blocks, readers, size, workers, copies)
+        nbytes = np.where(equal | (workers == 1), 0.0, missing) * itemsize
         if self.objective == "bytes":
             return np.asarray(nbytes)
         tasks = np.where(equal, 0.0, np.maximum(pairs["pieces"] - pairs["whole"], 0))
         crossing: Any = 0
         if hosts > 1:
-            crossing = np.minimum(np.where(equal, 0.0, size - _stays(pairs, size, hosts)) * itemsize, nbytes)
+            apart = size - _stays(pairs, blocks, readers, size, hosts)
+            crossing = np.minimum(np.where(equal, 0.0, apart) * itemsize, nbytes)
         messages = np.ceil(pairs["pieces"] * nbytes / max(size * itemsize, 1))
         step = Traffic(nbytes, messages, tasks=tasks, crossing=crossing)  # type: ignore[arg-type]
         seconds = self.topology.move_seconds(step, np.minimum(some, other))
         share = tasks / np.maximum(pairs["pieces"], 1)
-        seconds = seconds + self.sending_seconds(size * itemsize, some, other, copies[None, :])
+        distinct, which = np.unique(blocks, return_inverse=True)
+        sending = self.sending_seconds(size * itemsize, distinct[:, None], other, copies[None, :])
+        seconds = seconds + np.broadcast_to(sending, (len(distinct), len(columns)))[which]
         pieces, tiles = [], []
         for axis, label in enumerate(producer.expression.output):
             cuts = theirs.cuts[theirs.labels.index(label)]
@@ -442,27 +456,41 @@ class Pricing:
         mine: Space,
         labels: Labels,
         columns: npt.NDArray[np.int64],
+        *names: str,
     ) -> dict[str, npt.NDArray[Any]]:
-        """What the cost between two grids depends on, for every pair of them."""
-        shape = (len(rows), len(columns))
-        totals = {name: np.ones(shape) for name in ("meeting", "finer", "coarser", "pieces", "whole")}
-        equal = np.ones(shape, dtype=bool)
-        some, other = np.ones(len(rows)), np.ones(len(columns))
-        for axis, label in enumerate(producer.expression.output):
-            produced = theirs.cuts[theirs.labels.index(label)]
-            consumed = mine.cuts[mine.labels.index(labels[axis])]
-            i, j = rows[:, axis], columns[:, axis]
-            p, c = np.array(list(map(len, produced)), float), np.array(list(map(len, consumed)), float)
-            some *= p[i]
-            other *= c[j]
-            figures = self._axis(produced, consumed)
-            equal &= figures["equal"][i][:, j]
-            for name in totals if self.objective != "paper" else ("finer",):
-                totals[name] *= figures[name][i][:, j]
-        return totals | {"equal": equal, "some": some, "other": other}
+        """What two grids have in common, for every pair of them: for each figure the product over all axes."""
+        axes = []
+        for label, wanted in zip(producer.expression.output, labels):
+            axes.append((theirs.cuts[theirs.labels.index(label)], mine.cuts[mine.labels.index(wanted)]))
+        if not axes:
+            shape = (len(rows), len(columns))
+            return {name: np.ones(shape, dtype=bool if name == "equal" else float) for name in names}
+        return self._products(axes, list(names), rows, columns)
+
+    def _products(
+        self,
+        axes: list[tuple[tuple[Cut, ...], tuple[Cut, ...]]],
+        names: list[str],
+        rows: npt.NDArray[np.int64],
+        columns: npt.NDArray[np.int64],
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The same for some axes: the products over either half of them, which fewer pairs tell apart, multiplied."""
+        if len(axes) == 1:
+            figures = self._axis(*axes[0])
+            return {name: figures[name][rows[:, 0]][:, columns[:, 0]] for name in names}
+        half = len(axes) // 2
+        found: dict[str, npt.NDArray[Any]] = {}
+        for part in (slice(half), slice(half, None)):
+            some, i = np.unique(rows[:, part], axis=0, return_inverse=True)
+            other, j = np.unique(columns[:, part], axis=0, return_inverse=True)
+            figures = self._products(axes[part], names, some, other)
+            for name, table in figures.items():
+                wide = table[i.reshape(-1)][:, j.reshape(-1)]
+                found[name] = np.multiply(found[name], wide, out=wide) if name in found else wide
+        return found
 
     def _axis(self, produced: tuple[Cut, ...], consumed: tuple[Cut, ...]) -> dict[str, npt.NDArray[Any]]:
-        """The same for every pair of cuts of one axis."""
+        """What two cuts of one axis have in common, for every pair of them."""
         key = (produced, consumed)
         if key not in self._between:
             p, c = (np.array(list(map(len, cuts)), dtype=np.float64) for cuts in key)
@@ -477,21 +505,24 @@ class Pricing:
         return self._between[key]  # type: ignore[no-any-return]
 
 
-def _tiles(
-    cuts: tuple[tuple[Cut, ...], ...], columns: list[int], rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """Number of blocks of each grid."""
+def _tiles(space: Space, labels: Labels, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Number of blocks of each grid of a tensor with these labels."""
     counts = np.ones(len(rows))
-    for axis, column in enumerate(columns):
-        counts *= np.array([len(one) for one in cuts[column]], dtype=np.float64)[rows[:, axis]]
+    for axis, label in enumerate(labels):
+        cuts = space.cuts[space.labels.index(label)]
+        counts *= np.array(list(map(len, cuts)), dtype=np.float64)[rows[:, axis]]
     return counts
 
 
 def _stays(
-    pairs: Mapping[str, npt.NDArray[Any]], size: float, workers: int, copies: Any = 1
+    pairs: Mapping[str, npt.NDArray[Any]],
+    some: npt.NDArray[np.float64],
+    other: npt.NDArray[np.float64],
+    size: float,
+    workers: int,
+    copies: Any = 1,
 ) -> npt.NDArray[Any]:
-    """``cost.stays`` for every pair of grids."""
-    some, other = pairs["some"], pairs["other"]
+    """``cost.stays`` for every pair of grids of so many blocks."""
     few, many = np.minimum(some, workers), np.minimum(other, workers)
     grown = np.minimum((some / few)[:, None], pairs["finer"])
     grown = grown * np.minimum((other / many)[None, :], pairs["coarser"])
@@ -511,12 +542,13 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
     """
     pricing = Pricing(graph, "seconds", topology)
     known: dict[object, Choice] = {}
-    arrived = received(graph, partitions, topology)
+    alike = {name: _priced_alike(pricing, partitions, node) for name, node in graph.nodes.items()}
+    arrived = _received(pricing, partitions, alike)
     steps = [peak for _, peak, _ in timeline(graph, partitions, topology, arrived)]
     peaks = dict(zip(graph.nodes, steps))
     choices = []
     for node in graph.nodes.values():
-        key = _priced_alike(pricing, partitions, node)
+        key = alike[node.name]
         if key not in known:
             known[key] = _choice(pricing, partitions, node)
         choice = known[key]
@@ -548,31 +580,33 @@ def received(
 ) -> dict[str, tuple[int, ...]]:
     """Bytes of each operand of every expression that reach one worker: slices it lacks, and copies beyond the first."""
     pricing = Pricing(graph, "seconds", topology)
+    alike = {name: _priced_alike(pricing, partitions, node) for name, node in graph.nodes.items()}
+    return _received(pricing, partitions, alike)
+
+
+def _received(
+    pricing: Pricing, partitions: Mapping[str, Partition], alike: Mapping[str, object]
+) -> dict[str, tuple[int, ...]]:
+    """The same, once for all that are priced alike."""
     known: dict[object, tuple[int, ...]] = {}
     found = {}
-    for node in graph.nodes.values():
-        key = _priced_alike(pricing, partitions, node)
+    for name, node in pricing.graph.nodes.items():
+        key = alike[name]
         if key not in known:
             known[key] = pricing.received(node, partitions)
-        found[node.name] = known[key]
+        found[name] = known[key]
     return found
 
 
 def _priced_alike(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -> tuple[object, ...]:
     """What the price of an expression depends on: equal for the repeated layers of a model."""
-    edges = [_edge_kind(pricing, partitions, node, one) for one in node.inputs]
-    return (pricing.graph.kinds[node.name], id(partitions[node.name]), *edges)
-
-
-def _edge_kind(
-    pricing: Pricing, partitions: Mapping[str, Partition], node: Node, source: str
-) -> tuple[object, ...]:
-    """What the cost of reading a tensor depends on, the reader aside."""
-    given = pricing.graph.inputs.get(source)
-    if given is not None:
-        return (given.shape, given.dtype, given.chunks, given.owners, given.stays)
-    inline = pricing.graph.may_inline(source, node.name)
-    return (pricing.graph.kinds[source], id(partitions[source]), inline)
+    graph = pricing.graph
+    edges = [
+        (pricing.form(graph.nodes[one]), id(partitions[one]), graph.may_inline(one, node.name))
+        for one in node.inputs
+        if one in graph.nodes
+    ]
+    return (pricing.form(node), id(partitions[node.name]), *edges)
 
 
 def _choice(pricing: Pricing, partitions: Mapping[str, Partition], node: Node) -> Choice:

@@ -886,6 +886,33 @@ def test_a_sum_is_the_same_however_little_of_it_is_held(monkeypatch: pytest.Monk
         assert elimination.minimise(alone, factors) == expected
 
 
+@pytest.mark.parametrize("objective", ["paper", "bytes", "seconds"])
+def test_repeated_layers_are_joined_in_pairs_not_one_after_the_other(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = []
+    least_sum = elimination._least_sum
+    monkeypatch.setattr(elimination, "_least_sum", lambda *tables: joined.append(1) or least_sum(*tables))
+    counts = []
+    for layers in (4, 64):
+        joined.clear()
+        decompose(llama(layers, a=64, h=4, d=16, f=128), topology=Topology(workers=8), objective=objective)
+        counts.append(len(joined))
+    # each doubling of the layers takes one more round, of no more tables than one layer has
+    assert counts[0] < counts[1] <= counts[0] + 4 * 8
+
+
+def test_costs_of_the_same_two_variables_are_one_table() -> None:
+    some, fewer = np.array([0, 1, 2]), np.array([0, 0, 1])
+    first = Factor(("a", "b"), np.arange(9.0).reshape(3, 3), (some, some))
+    second = Factor(("b", "a"), np.array([[5.0, 1.0, 2.0], [0.0, 7.0, 3.0]]), (fewer, some))
+    tables = ({"a": np.zeros(3), "b": np.array([4.0, 0.0, 2.0])}, [first, second])
+    work = elimination._Elimination(*tables, None)
+    assert len(work.touching["a"]) == len(work.touching["b"]) == 1
+    indices, value, _ = elimination.minimise(*tables)
+    assert total(*tables, indices) == value == min(every_total(*tables))
+
+
 def test_the_bound_of_a_cut_off_search_is_no_worse_than_adding_up_minima(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -133,6 +133,38 @@ def test_a_source_that_two_read_is_not_computed_twice() -> None:
     assert not replace(graph, nodes=nodes).may_inline("T", "U")
 
 
+def lying(owners: tuple[int, ...], second: tuple[int, ...]) -> EinGraph:
+    """Two products of the same form, of inputs whose blocks lie on these workers."""
+    rows = ((2, 2, 2, 2), (8,))
+    spec = {"Y": ("ij,jk->ik", "A", "C"), "Z": ("ij,jk->ik", "B", "C")}
+    graph = EinGraph.from_spec(
+        {name: (8, 8) for name in "ABC"}, spec, ["Y", "Z"], chunks={"A": rows, "B": rows}
+    )
+    inputs = {
+        "A": replace(graph.inputs["A"], owners=owners),
+        "B": replace(graph.inputs["B"], owners=second),
+        "C": graph.inputs["C"],
+    }
+    return EinGraph(inputs, graph.nodes, graph.outputs)
+
+
+@pytest.mark.parametrize(
+    ("second", "same"), [((0, 1, 0, 2), True), ((7, 3, 7, 1), True), ((0, 0, 1, 2), False)]
+)
+def test_expressions_are_of_one_form_where_what_they_read_lies_together_alike(
+    second: tuple[int, ...], same: bool
+) -> None:
+    forms = lying((0, 1, 0, 2), second).forms
+    assert (forms["Y"] == forms["Z"]) is same
+
+
+def test_what_is_cut_otherwise_is_of_another_form() -> None:
+    graph = lying((0, 1, 0, 2), (0, 1, 0, 2))
+    other = replace(graph.inputs["B"], chunks=((4, 4), (8,)), owners=(0, 1))
+    forms = EinGraph(graph.inputs | {"B": other}, graph.nodes, graph.outputs).forms
+    assert forms["Y"] != forms["Z"]
+
+
 def test_the_oracle_computes_a_softmax() -> None:
     graph = EinGraph.from_spec(
         {"X": (5, 7)},
