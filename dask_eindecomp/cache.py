@@ -44,12 +44,28 @@ def canonical(graph: EinGraph) -> Hashable:
     return inputs, nodes, tuple((numbers[one.source], one.chunks) for one in graph.outputs)
 
 
+class _Key:
+    """What a plan is of; long, so its hash is computed once."""
+
+    __slots__ = ("hashed", "parts")
+
+    def __init__(self, *parts: Hashable) -> None:
+        self.parts = parts
+        self.hashed = hash(parts)
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.parts == other.parts
+
+
 class Plans:
     """The plans asked for last, safe to use from several threads."""
 
     def __init__(self, most: int = 128) -> None:
         self.most = most
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._plans: OrderedDict[_Key, Plan] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -74,7 +90,7 @@ class Plans:
         make
             Plans anew; what it raises is passed on and not remembered.
         """
-        key = (canonical(lifted), settings)
+        key = _Key(canonical(lifted), settings)
         with self._lock:
             known = self._plans.get(key)
             if known is not None:
