@@ -7,10 +7,13 @@ it is pickled and travels inside it, and the workers are looked up where it is c
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from itertools import product
@@ -107,7 +110,8 @@ class EinDecomp:
         """The graph, planned where that is worth it, else as Dask's own optimiser gives it."""
         if isinstance(dsk, HighLevelGraph) and (self.force or holds_contraction(dsk)):
             try:
-                planned = self._rewrite(dsk, keys)
+                with OTHERS.come_first():
+                    planned = self._rewrite(dsk, keys)
             except ShapeError:
                 raise
             except Exception as error:
@@ -304,6 +308,48 @@ def _beyond(
             return f"{needed:,} are beyond the {name} of {limit:,}"
     return ""
 
+
+class _Others:
+    """The other threads of this process, the event loop of a scheduler above all, which answers all its clients.
+
+    Planning is Python that computes, and a thread that wants to go on waits for it each time it comes back from
+    reading a socket; a full garbage collection stops every thread for as long as there are objects, 0.2 s where a graph
+    has thousands of layers.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._planning = 0
+        self._switch, self._collect = sys.getswitchinterval(), gc.get_threshold()
+
+    @contextmanager
+    def come_first(self) -> Iterator[None]:
+        """They wait less, and full collections until later, from however many threads this is entered."""
+        with self._lock:
+            if not self._planning:
+                self._switch, self._collect = sys.getswitchinterval(), gc.get_threshold()
+                sys.setswitchinterval(min(self._switch, SWITCH))
+                young, next_older = map(min, self._collect, COLLECT)
+                gc.set_threshold(young, next_older, NEVER)
+            self._planning += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._planning -= 1
+                if not self._planning:
+                    sys.setswitchinterval(self._switch)
+                    gc.set_threshold(*self._collect)
+
+
+SWITCH = 1e-4
+"""Seconds after which a thread that plans lets another go on."""
+COLLECT = (700, 10)
+"""Objects made before the youngest are collected, and collections of these before one of the next generation."""
+NEVER = 1 << 30
+"""Collections of that generation before a full one: more than there will be."""
+
+OTHERS = _Others()
 
 _logged: set[str] = set()
 

@@ -7,6 +7,7 @@ expression whose tiles are those of what it reads takes its operands' work into 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -50,6 +51,16 @@ def lower(
     return _Lowering(graph, partitions, placement).run()
 
 
+def _token(graph: EinGraph, partitions: Mapping[str, Partition]) -> str:
+    """A digest of a plan, of one expression after the other: no step is long."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for node in graph.nodes.values():
+        digest.update(repr((node.name, node.expression.einsum, partitions[node.name].cuts)).encode())
+    for output in graph.outputs:
+        digest.update(repr((output.name, output.source)).encode())
+    return digest.hexdigest()
+
+
 class _Lowering:
     """Layers written so far and where the blocks of each tensor are."""
 
@@ -60,13 +71,7 @@ class _Lowering:
         self.placement = placement
         self.workers: dict[Any, int] = {}
         self.partitions = partitions
-        self.token = tokenize(
-            [
-                (node.name, node.expression.einsum, partitions[node.name].cuts)
-                for node in graph.nodes.values()
-            ],
-            [(output.name, output.source) for output in graph.outputs],
-        )
+        self.token = _token(graph, partitions)
         self.layers: dict[str, dict[Any, GraphNode]] = {}
         self.chunks: dict[str, Chunks] = {}
         self.names: dict[str, str] = {}

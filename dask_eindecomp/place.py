@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -275,13 +276,19 @@ def _sizes(grid: Chunks) -> npt.NDArray[np.float64]:
     return sizes
 
 
+@lru_cache(maxsize=1024)
 def _numbers(shape: tuple[int, ...], labels: Labels, operand: Labels) -> npt.NDArray[np.int64]:
-    """For every tile the row-major number of the block of an operand that it reads."""
+    """For every tile the row-major number of the block of an operand that it reads.
+
+    The same are asked for again and again; and `numpy.unravel_index` lets go of the interpreter's lock so briefly that
+    no other thread gets it.
+    """
     number = np.zeros(prod(shape), dtype=np.int64)
     index = np.unravel_index(np.arange(len(number)), shape) if shape else ()
     for label in operand:
         axis = labels.index(label)
         number = number * shape[axis] + index[axis]
+    number.flags.writeable = False  # shared
     return number
 
 

@@ -17,6 +17,7 @@ The plugin keeps nothing of a task: what it has to know is written on the task i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from time import time
 from typing import Any
 
@@ -25,6 +26,10 @@ from distributed.core import Status
 from tornado.ioloop import PeriodicCallback
 
 from dask_eindecomp.splice import PLACED
+
+# a placement needs it, and no thread goes on while libraries are loaded: rather now than while a plan is made
+with suppress(ImportError):
+    import scipy.optimize  # noqa: F401
 
 __all__ = ["NAME", "Placing", "dask_setup"]
 

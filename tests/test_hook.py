@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -179,6 +180,25 @@ def test_what_is_no_array_is_refused(call: Callable[..., Any]) -> None:
 
 
 # ways to run something
+
+
+def test_while_a_graph_is_planned_other_threads_wait_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = sys.getswitchinterval(), gc.get_threshold()
+    seen = []
+
+    def refused(*arguments: Any) -> None:
+        with hook.OTHERS.come_first():  # as another thread would
+            pass
+        seen.append((sys.getswitchinterval(), gc.get_threshold()))
+        raise ValueError("no plan")
+
+    monkeypatch.setattr(EinDecomp, "_rewrite", refused)
+    x = da.ones((4, 4), chunks=2)
+    with pytest.raises(ValueError, match="no plan"), dask.config.set(array_optimize=PLANNED):
+        (x @ x).compute()
+    ((switch, (_, _, full)),) = seen
+    assert switch < usual[0] and full > 1 << 20
+    assert (sys.getswitchinterval(), gc.get_threshold()) == usual
 
 
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])

@@ -374,8 +374,8 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-LONGEST = 1.0
-"""Seconds that the scheduler's event loop may wait while a graph is planned; about 0.12 was measured on two busy cores."""
+LONGEST = 0.05
+"""Seconds that the scheduler's event loop may wait while a graph is planned."""
 
 
 def test_the_scheduler_answers_while_it_plans(exact: Client) -> None:
@@ -390,11 +390,12 @@ def test_the_scheduler_answers_while_it_plans(exact: Client) -> None:
     np.testing.assert_allclose(result, expected)
     planned, beats = exact.run_on_scheduler(heard)
     assert len(planned) == 1 and planned[0][2] >= 1000  # a layer for each product and the maximum of it
-    waits = [later - earlier for earlier, later in pairwise(beats)]
+    ((start, stop, _),) = planned
+    # before and after the loop itself reads the graph that was sent, and takes up the tasks
     during = [
-        late - BEAT
-        for late, (earlier, later) in zip(waits, pairwise(beats))
-        if any(earlier < stop and later > start for start, stop, _ in planned)
+        min(later, stop) - max(earlier, start) - BEAT
+        for earlier, later in pairwise(beats)
+        if earlier < stop and later > start
     ]
     assert len(during) > 10
     assert max(during) <= LONGEST
