@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
@@ -21,6 +21,7 @@ from math import prod
 from typing import Any
 
 import dask
+from dask._task_spec import GraphNode
 from dask.array.optimization import optimize as dask_optimize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
@@ -38,7 +39,7 @@ from dask_eindecomp.partition import Partition
 from dask_eindecomp.place import place
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.pricing import price
-from dask_eindecomp.splice import fused_blockwise, splice
+from dask_eindecomp.splice import fused_blockwise, splice, taken_over
 from dask_eindecomp.topology import Topology, host_of
 
 __all__ = ["EinDecomp", "eindecomp", "find_topology"]
@@ -200,9 +201,7 @@ class EinDecomp:
         lifted, graph, plan = self.plan(dsk, keys)
         if not plan.verdict.startswith("applied"):
             return None
-        planned = apply(dsk, keys, lifted, graph, plan)
-        names = {output.name for output in graph.outputs}
-        return None if _made_otherwise(planned, names, self.home) else planned
+        return taken_over(apply(dsk, keys, lifted, graph, plan), keys, _known(self.home))
 
 
 eindecomp = EinDecomp()
@@ -218,7 +217,9 @@ def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan:
     strict = known and _keeps_tiles(topology)
     outputs = [output.name for output in graph.outputs]
     workers = {key: topology.addresses[number] for key, number in lowered.workers.items()}
-    return splice(dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs, workers, strict)
+    return splice(
+        dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs, lowered.token, workers, strict
+    )
 
 
 def placed(graph: EinGraph, plan: Plan) -> Plan:
@@ -228,21 +229,15 @@ def placed(graph: EinGraph, plan: Plan) -> Plan:
     return plan.placed(place(graph, plan.partitions, plan.topology))
 
 
-def _made_otherwise(planned: HighLevelGraph, names: set[str], home: str | None) -> bool:
-    """Whether the scheduler in whose process this runs already has some of these arrays' blocks, made in another way.
-
-    Dask keeps the way it knows and warns; its own graph is then the one to give, and what is there is used.
-    """
+def _known(home: str | None) -> Callable[[Any], Any]:
+    """What the scheduler in whose process this runs knows of how a key is made; nothing elsewhere."""
     scheduler = _scheduler_here(home)
-    if scheduler is None:
-        return False
-    for layer in planned.layers.values():
-        for key, task in layer.items():
-            known = scheduler.tasks.get(key) if isinstance(key, tuple) and key[0] in names else None
-            # copied at once: the event loop goes on meanwhile
-            if known is not None and {one.key for one in tuple(known.dependencies)} != set(task.dependencies):
-                return True
-    return False
+
+    def task(key: Any) -> Any:
+        known = None if scheduler is None else scheduler.tasks.get(key)
+        return known.run_spec if known is not None and isinstance(known.run_spec, GraphNode) else None
+
+    return task
 
 
 def free_name(name: str) -> str:

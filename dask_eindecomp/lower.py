@@ -38,6 +38,8 @@ class Lowered:
     """Keys of given tensors that the layers read."""
     workers: Mapping[Any, int]
     """Number of the worker that a task is meant for, by key."""
+    token: str
+    """Digest of the plan."""
 
 
 def lower(
@@ -92,7 +94,7 @@ class _Lowering:
             if output.chunks is None:
                 self.stand_alone(output.name)
         layers = {name: tasks for name, tasks in self.layers.items() if tasks}
-        return Lowered(layers, frozenset(self.reads), self.workers)
+        return Lowered(layers, frozenset(self.reads), self.workers, self.token)
 
     def layer(self, kind: str, title: str) -> tuple[str, dict[Any, GraphNode]]:
         """A layer by what it does and for which tensor."""

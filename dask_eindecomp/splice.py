@@ -7,7 +7,7 @@ is sorted into layers by how many planned layers lie between it and the data.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from dask._task_spec import DataNode, convert_legacy_graph
@@ -17,7 +17,7 @@ from dask.blockwise import fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-__all__ = ["PLACED", "fused_blockwise", "splice"]
+__all__ = ["PLACED", "fused_blockwise", "splice", "taken_over"]
 
 Tasks = dict[Any, Any]
 
@@ -32,10 +32,15 @@ def splice(
     planned: Mapping[str, Tasks],
     reads: Iterable[Any],
     outputs: Iterable[str],
+    token: str,
     workers: Mapping[Any, str],
     strict: bool = False,
 ) -> HighLevelGraph:
     """One graph of planned layers and those that stay.
+
+    What is wanted keeps its keys.  Other tasks that planned layers give, or that depend on them, carry the plan in their
+    keys: a scheduler that gets two graphs with one expression in common, planned in two ways, must not take them for
+    the same.
 
     Parameters
     ----------
@@ -49,6 +54,8 @@ def splice(
         Keys of layers that stay which planned layers read.
     outputs
         Names of the arrays that planned layers give.
+    token
+        Digest of the plan.
     workers
         Address of the worker that a task is meant for.
     strict
@@ -57,11 +64,14 @@ def splice(
     promised = set(outputs) & set(dsk.layers)
     wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
     staying = _staying(dsk, outside, [*wanted, *sorted(reads, key=str)], promised)
+    own = _own_keys(planned, staying, set(flatten(keys, container=(list, set))), promised, token[:16])
+    planned = {name: _renamed(tasks, own) for name, tasks in planned.items()}
+    staying = {marks: _renamed(tasks, own) for marks, tasks in staying.items()}
+    workers = {own.get(key, key): worker for key, worker in workers.items()}
     layers = {
         name: MaterializedLayer(tasks, annotations=_meant_for(tasks, workers, strict))
         for name, tasks in planned.items()
     }
-    token = tokenize(sorted(outside), sorted(planned))[:16]
     for (level, marks), tasks in _by_level(planned, staying).items():
         name = f"outside-{level}-{tokenize(token, level, marks)[:16]}"
         made = {
@@ -70,12 +80,95 @@ def splice(
         layers[name] = MaterializedLayer(
             tasks, annotations=dict(marks) if marks else _meant_for(made, workers, strict)
         )
+    return _linked(layers)
+
+
+def _linked(layers: Mapping[str, MaterializedLayer]) -> HighLevelGraph:
+    """The graph of these layers."""
     owners = {key: name for name, layer in layers.items() for key in layer}
     dependencies = {
         name: {owners[key] for task in layer.values() for key in task.dependencies if key in owners} - {name}
         for name, layer in layers.items()
     }
     return HighLevelGraph(layers, dependencies)
+
+
+def _own_keys(
+    planned: Mapping[str, Tasks],
+    staying: Mapping[Hashable, Tasks],
+    wanted: set[Any],
+    promised: set[str],
+    mark: str,
+) -> dict[Any, Any]:
+    """New keys of tasks that are what they are by the plan and that nobody outside the graph knows."""
+    readers: dict[Any, list[Any]] = {}
+    for tasks in staying.values():
+        for key, task in tasks.items():
+            for source in task.dependencies:
+                readers.setdefault(source, []).append(key)
+    given = [key for tasks in planned.values() for key in tasks]
+    after: set[Any] = set()
+    stack = list(given)
+    while stack:
+        for key in readers.get(stack.pop(), ()):
+            if key not in after:
+                after.add(key)
+                stack.append(key)
+    # what users wrote on a task may look at its key
+    free = {key for marks, tasks in staying.items() if marks is None for key in tasks}
+    mine = [key for key in given if _name(key) in promised] + [*(after & free)]
+    return {key: _marked(key, mark) for key in mine if key not in wanted}
+
+
+def _marked(key: Any, mark: str) -> Any:
+    """A key of its own for one plan."""
+    return (f"{key[0]}-{mark}", *key[1:]) if isinstance(key, tuple) else f"{key}-{mark}"
+
+
+def _renamed(tasks: Tasks, own: Mapping[Any, Any]) -> Tasks:
+    """The same tasks under their own keys, reading others under theirs."""
+    return {
+        own.get(key, key): task.substitute(own, key=own.get(key, key))
+        if key in own or not own.keys().isdisjoint(task.dependencies)
+        else task
+        for key, task in tasks.items()
+    }
+
+
+def taken_over(graph: HighLevelGraph, keys: Any, known: Callable[[Any], Any]) -> HighLevelGraph:
+    """The graph with what is wanted made as a scheduler already makes it, where it does so in another way.
+
+    Of two ways to make one key a scheduler keeps the first, warns, and may mix both.
+
+    Parameters
+    ----------
+    graph, keys
+        A graph and what is wanted of it.
+    known
+        Gives for a key the task that makes it, or None.
+    """
+    mine = {key: task for layer in graph.layers.values() for key, task in layer.items()}
+    theirs: Tasks = {}
+    stack = [key for key in flatten(keys, container=(list, set)) if key in mine]
+    while stack:
+        key = stack.pop()
+        task = None if key in theirs else known(key)
+        if task is None or (key in mine and mine[key].dependencies in (set(), task.dependencies)):
+            continue  # nobody makes it, or as is done here; a future of the user's has no task here that reads others
+        theirs[key] = task
+        stack += task.dependencies
+    if not theirs:
+        return graph
+    name = f"known-{tokenize(sorted(map(str, theirs)))[:16]}"
+    kept = {
+        one: {key: task for key, task in layer.items() if key not in theirs}
+        for one, layer in graph.layers.items()
+    }
+    layers = {
+        one: MaterializedLayer(tasks, annotations=graph.layers[one].annotations)
+        for one, tasks in kept.items()
+    }
+    return _linked(layers | {name: MaterializedLayer(theirs)})
 
 
 def fused_blockwise(dsk: HighLevelGraph, keys: Any) -> HighLevelGraph:

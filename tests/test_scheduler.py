@@ -163,6 +163,8 @@ def test_a_paused_worker_holds_nothing_up(tmp_path: Path, preload: str) -> None:
             np.testing.assert_allclose(future.result(GUARD), expression(x))
             # planned while it is paused: for the others
             np.testing.assert_allclose(client.compute(expression(a) + 1).result(GUARD), expression(x) + 1)
+        del a, future
+        assert nothing_left(client)
 
 
 def test_tiles_stay_where_they_are_planned_only_with_the_plugin(cluster: tuple[Machines, Client]) -> None:
