@@ -39,11 +39,11 @@ Reads = Mapping[str, Sequence[Sequence[str]]]
 
 SIDE = 768
 """Of the matrices of a large product: BLAS is at its full speed and threads do not share what is in cache."""
-TYPED_SIDE = 512
+TYPED_SIDE = 384
 """Of the matrices that types are compared with; a complex product takes four times as long as one of doubles."""
 SMALL_SIDES = (64, 128)
 """Of the matrices of small products."""
-SMALL_PRODUCTS = 50
+SMALL_PRODUCTS = 30
 """Of each side in a turn."""
 TURNS = 3
 """Of all that one thread does, in each repeat."""
@@ -252,7 +252,8 @@ def _repeat(client: Any, found: Topology) -> Seconds:
     nbytes = min(BLOCK_NBYTES, found.memory // 64)
     for prefix, senders in _links(found).items():
         seconds[f"{prefix}byte"] = min(_byte_seconds(client, senders, nbytes) for _ in range(SHIFTS))
-        seconds[f"{prefix}message"] = _message_seconds(client, senders, PAIRS)
+        own, others = _message_seconds(client, senders, PAIRS)
+        seconds |= {f"{prefix}message of its own": own, f"{prefix}message of another": others}
     return seconds
 
 
@@ -284,8 +285,8 @@ def _byte_seconds(client: Any, senders: Mapping[str, Sequence[str]], nbytes: int
     return (perf_counter() - start) / (nbytes * BLOCKS)
 
 
-def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], pairs: int) -> float:
-    """Seconds that a small block of another worker takes longer than one of its own."""
+def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], pairs: int) -> tuple[float, float]:
+    """Seconds for each small block a worker reads, where they are its own and where they are another's."""
     near = {receiver: several[:SENDERS] for receiver, several in senders.items()}
     holders = sorted({*near, *(one for several in near.values() for one in several)})
     blocks = {address: _scattered(client, address, SMALL_BLOCKS * pairs) for address in holders}
@@ -300,7 +301,8 @@ def _message_seconds(client: Any, senders: Mapping[str, Sequence[str]], pairs: i
         own.append(_graph_seconds(client, {one: list(zip(*several)) for one, several in turned.items()}))
         sent = {receiver: [keys[one] for one in several] for receiver, several in near.items()}
         others.append(_graph_seconds(client, {one: list(zip(*several)) for one, several in sent.items()}))
-    return (median(others) - median(own)) / (SMALL_BLOCKS * max(map(len, near.values())))
+    blocks_read = SMALL_BLOCKS * max(map(len, near.values()))
+    return median(own) / blocks_read, median(others) / blocks_read
 
 
 def _level_seconds(client: Any, addresses: Sequence[str], width: int) -> float:
@@ -364,11 +366,11 @@ def _graph_seconds(client: Any, reads: Reads) -> float:
 
 
 def _typical(name: str, values: Sequence[float]) -> float:
-    """The least seconds of all repeats; of messages the median.
+    """The least seconds of all; of messages and small tiles the median.
 
-    The least of differences would be the one whose lesser half was disturbed.
+    What is wanted of these is the difference of two, which would be that of the moments at which each was least disturbed.
     """
-    return median(values) if name.endswith("message") else min(values)
+    return median(values) if "message" in name or "tile" in name else min(values)
 
 
 def _figures(seconds: Seconds) -> dict[str, float]:
@@ -383,7 +385,8 @@ def _figures(seconds: Seconds) -> dict[str, float]:
     for prefix in ("", "local_"):
         if f"{prefix}byte" in seconds:
             figures[f"{prefix}bandwidth"] = 1 / seconds[f"{prefix}byte"]
-            figures[f"{prefix}latency"] = max(seconds[f"{prefix}message"], 0.0)
+            longer = seconds[f"{prefix}message of another"] - seconds[f"{prefix}message of its own"]
+            figures[f"{prefix}latency"] = max(longer, 0.0)
     tiles = {side: seconds[f"tile {side}"] for side in SMALL_SIDES}
     figures["small_tile"] = _small_tile(tiles, figures["flops"], figures["memory_bandwidth"])
     for dtype in DTYPES[1:]:
@@ -451,7 +454,7 @@ def _alone(nbytes: int) -> dict[str, float]:
     for side in SMALL_SIDES:
         pieces[f"tile {side}"] = partial(_tile_seconds, side)
     turns = [{name: piece() for name, piece in pieces.items()} for _ in range(TURNS)]
-    seconds = {name: min(turn[name] for turn in turns) for name in pieces}
+    seconds = {name: _typical(name, [turn[name] for turn in turns]) for name in pieces}
     return {**seconds, "stream": seconds["stream"] / (3 * vector.nbytes)}
 
 
@@ -463,13 +466,13 @@ def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def _tile_seconds(side: int) -> float:
-    """Of a product of small matrices, computed as a plan's tile is; the least of several."""
+    """Of a product of small matrices, computed as a plan's tile is; the median of several."""
     lengths = tuple((label, side) for label in "ijk")
     piece = ((side,), (side,))
     operands = (("i", "j"), ("j", "k"))
     tile = Join("ij,jk->ik", operands, ("i", "k"), lengths, (piece, piece), Contraction("float64"))
     matrix = np.ones((side, side))
-    return min(_seconds(tile, matrix, matrix) for _ in range(SMALL_PRODUCTS))
+    return median(_seconds(tile, matrix, matrix) for _ in range(SMALL_PRODUCTS))
 
 
 def _busy(seconds: float) -> float:

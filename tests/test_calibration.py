@@ -53,7 +53,7 @@ SECONDS = {
     "task": 0.002,
     "turn": 0.02,
 }
-"""What one worker took; two also take "byte" and "message"."""
+"""What one worker took; two also take "byte" and messages."""
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +258,9 @@ def test_links_are_those_there_are() -> None:
 
 def test_figures_are_what_the_formulas_divide_by() -> None:
     figures = measuring._figures(
-        SECONDS | {"byte": 5e-9, "message": 0.003, "local_byte": 1e-9, "local_message": -1e-4}
+        SECONDS
+        | {"byte": 5e-9, "message of another": 0.004, "message of its own": 0.001}
+        | {"local_byte": 1e-9, "local_message of another": 1e-4, "local_message of its own": 2e-4}
     )
     assert figures["flops"] == pytest.approx(measuring.SIDE**3 / 0.1)
     assert figures["contention"] == pytest.approx(2.5)
@@ -308,7 +310,7 @@ def test_the_spread_is_the_way_from_the_best_to_the_worst() -> None:
 
 def test_the_best_time_counts_but_of_differences_the_middle_one() -> None:
     assert measuring._typical("busy", [3.0, 1.0, 2.0]) == 1
-    assert measuring._typical("local_message", [3.0, 1.0, 2.0]) == 2
+    assert measuring._typical("local_message of another", [3.0, 1.0, 2.0]) == 2
 
 
 def test_the_table_shows_value_unit_and_spread() -> None:
