@@ -18,13 +18,17 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 def persisted(
-    client: Client, problem: Problem, shapes: Mapping[str, tuple[int, ...]], seed: int = 0
+    client: Client,
+    problem: Problem,
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int = 0,
+    chunks_a_side: int = 4,
 ) -> dict[str, Any]:
     """The inputs in a user's chunks, blocks in row-major runs spread evenly over the workers."""
     addresses = find_topology().addresses
     arrays, blocks = {}, {}
     for number, (name, shape) in enumerate(sorted(shapes.items())):
-        chunks = problem._cut({name: shape}, 4)[name]
+        chunks = problem._cut({name: shape}, chunks_a_side)[name]
         scale = shape[0] ** -0.5 if name in problem.weights else 1.0
         places = list(product(*(range(len(axis)) for axis in chunks)))
         layer = f"{name}-{problem.name}"

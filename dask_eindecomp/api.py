@@ -9,7 +9,7 @@ import dask.array as da
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_eindecomp.hook import EinDecomp, apply, free_name, has_loose_tiles, placed, refuse_query_planning
+from dask_eindecomp.hook import EinDecomp, apply, freed, has_loose_tiles, placed, refuse_query_planning
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
@@ -76,20 +76,15 @@ def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecom
     hook = replace(_settled(hook, topology), force=True)
     dsk, keys = _merged(arrays)
     lifted, graph, plan = hook.plan(dsk, keys, free=frozenset(array.name for array in arrays))
-    planned = {output.name: output for output in graph.outputs if output.chunks is None}
-    if not planned:
+    graph, found = freed(graph, plan)
+    if not found:
         return arrays[0] if len(arrays) == 1 else arrays
-    rest = [array.__dask_keys__() for array in arrays if free_name(array.name) not in planned]
+    rest = [array.__dask_keys__() for array in arrays if array.name not in found]
     merged = apply(dsk, rest, lifted, graph, plan)
-    results = []
-    for array in arrays:
-        output = planned.get(free_name(array.name))
-        if output is None:
-            results.append(array)
-            continue
-        node = graph.nodes[output.source]
-        chunks = plan.partitions[node.name].grid(node.expression.output)
-        results.append(da.Array(merged, output.name, chunks, meta=array._meta))
+    results = [
+        da.Array(merged, *found[array.name], meta=array._meta) if array.name in found else array
+        for array in arrays
+    ]
     return results[0] if len(results) == 1 else tuple(results)
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
@@ -24,7 +24,7 @@ import dask
 from dask._task_spec import GraphNode
 from dask.array.optimization import optimize as dask_optimize
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.system import CPU_COUNT
 
 from dask_eindecomp.cache import Plans
@@ -32,10 +32,11 @@ from dask_eindecomp.config import setting
 from dask_eindecomp.contract import contract, pairwise_flops
 from dask_eindecomp.cost import Traffic
 from dask_eindecomp.decompose import BudgetError, PlanningTimeout, decompose
+from dask_eindecomp.gathering import gathered, regathered, without
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contraction, lift
-from dask_eindecomp.lower import lower
-from dask_eindecomp.partition import Partition
+from dask_eindecomp.lower import digest, lower
+from dask_eindecomp.partition import Chunks, Partition
 from dask_eindecomp.place import place
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.pricing import price
@@ -198,18 +199,60 @@ class EinDecomp:
 
     def _rewrite(self, dsk: HighLevelGraph, keys: Any) -> HighLevelGraph | None:
         """The graph with its planned part lowered; None where Dask's own optimiser does as well."""
-        lifted, graph, plan = self.plan(dsk, keys)
+        every = [*flatten(keys, container=(list, set))]
+        ends = gathered(dsk, every)
+        rest = [key for key in every if key not in ends]
+        blocks = [key for array in ends.values() for key in array if key not in rest]
+        inner = without(dsk, ends) if ends else dsk
+        free = frozenset(key[0] for key in blocks)
+        lifted, graph, plan = self.plan(inner, [*rest, *blocks], free)
         if not plan.verdict.startswith("applied"):
             return None
-        return taken_over(apply(dsk, keys, lifted, graph, plan), keys, _known(self.home))
+        graph, found = freed(graph, plan)
+        rest += [key for key in blocks if key[0] not in found]
+        layers = {end: _end(dsk, end, found.get(array[0][0])) for end, array in ends.items()}
+        return taken_over(apply(inner, rest, lifted, graph, plan, layers), keys, _known(self.home))
 
 
 eindecomp = EinDecomp()
 """The hook with default settings."""
 
 
-def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan: Plan) -> HighLevelGraph:
-    """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser."""
+def _end(dsk: HighLevelGraph, end: str, found: tuple[str, Chunks] | None) -> Layer:
+    """The layer that puts an array together, from its blocks as they were found by a plan if it was planned."""
+    if found is None:
+        return dsk.layers[end]
+    task = regathered(end, found[0], tuple(map(len, found[1])))
+    return MaterializedLayer({end: task}, annotations=dsk.layers[end].annotations)
+
+
+def freed(graph: EinGraph, plan: Plan) -> tuple[EinGraph, dict[str, tuple[str, Chunks]]]:
+    """The graph with a name for each array in free chunks that no other plan gives it, and that name and those chunks.
+
+    The latter by the array's own name.
+    """
+    mark = digest(graph, plan.partitions)[:16]
+    outputs, found = [], {}
+    for output in graph.outputs:
+        if output.chunks is None:
+            node = graph.nodes[output.source]
+            chunks = plan.partitions[node.name].grid(node.expression.output)
+            name = output.name.removeprefix(FREE)
+            output = replace(output, name=f"{output.name}-{mark}")
+            found[name] = output.name, chunks
+        outputs.append(output)
+    return replace(graph, outputs=tuple(outputs)), found
+
+
+def apply(
+    dsk: HighLevelGraph,
+    keys: Any,
+    lifted: Lifted,
+    graph: EinGraph,
+    plan: Plan,
+    ends: Mapping[str, Layer] | None = None,
+) -> HighLevelGraph:
+    """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser, and ``ends`` are added."""
     topology = plan.topology
     known = 1 < topology.workers == len(topology.addresses)
     placement = place(graph, plan.partitions, topology) if known else None
@@ -218,7 +261,16 @@ def apply(dsk: HighLevelGraph, keys: Any, lifted: Lifted, graph: EinGraph, plan:
     outputs = [output.name for output in graph.outputs]
     workers = {key: topology.addresses[number] for key, number in lowered.workers.items()}
     return splice(
-        dsk, keys, lifted.outside, lowered.layers, lowered.reads, outputs, lowered.token, workers, strict
+        dsk,
+        keys,
+        lifted.outside,
+        lowered.layers,
+        lowered.reads,
+        outputs,
+        lowered.token,
+        workers,
+        strict,
+        ends,
     )
 
 
@@ -240,9 +292,8 @@ def _known(home: str | None) -> Callable[[Any], Any]:
     return task
 
 
-def free_name(name: str) -> str:
-    """The name under which an array leaves whose chunks are free."""
-    return f"planned-{name}"
+FREE = "planned-"
+"""What the name of an array in free chunks begins with."""
 
 
 def _freed(dsk: HighLevelGraph, lifted: Lifted, free: frozenset[str]) -> EinGraph:
@@ -251,7 +302,7 @@ def _freed(dsk: HighLevelGraph, lifted: Lifted, free: frozenset[str]) -> EinGrap
     outputs = []
     for output in lifted.graph.outputs:
         if output.name in free:
-            outputs.append(replace(output, name=free_name(output.name), chunks=None))
+            outputs.append(replace(output, name=f"{FREE}{output.name}", chunks=None))
         if output.name not in free or output.name in read:
             outputs.append(output)
     return replace(lifted.graph, outputs=tuple(outputs))

@@ -22,7 +22,7 @@ from dask_eindecomp.graph import EinGraph, Node, Output
 from dask_eindecomp.partition import Chunks, Partition, Piece, pieces_of
 from dask_eindecomp.plan import Placement
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Lowered", "digest", "lower"]
 
 FAN_IN = 16
 """Partial results that one task adds up."""
@@ -53,14 +53,14 @@ def lower(
     return _Lowering(graph, partitions, placement).run()
 
 
-def _token(graph: EinGraph, partitions: Mapping[str, Partition]) -> str:
-    """A digest of a plan, of one expression after the other: no step is long."""
-    digest = hashlib.md5(usedforsecurity=False)
+def digest(graph: EinGraph, partitions: Mapping[str, Partition]) -> str:
+    """What tells a plan from all others, made of one expression after the other: no step is long."""
+    found = hashlib.md5(usedforsecurity=False)
     for node in graph.nodes.values():
-        digest.update(repr((node.name, node.expression.einsum, partitions[node.name].cuts)).encode())
+        found.update(repr((node.name, node.expression.einsum, partitions[node.name].cuts)).encode())
     for output in graph.outputs:
-        digest.update(repr((output.name, output.source)).encode())
-    return digest.hexdigest()
+        found.update(repr((output.name, output.source)).encode())
+    return found.hexdigest()
 
 
 class _Lowering:
@@ -73,7 +73,7 @@ class _Lowering:
         self.placement = placement
         self.workers: dict[Any, int] = {}
         self.partitions = partitions
-        self.token = _token(graph, partitions)
+        self.token = digest(graph, partitions)
         self.layers: dict[str, dict[Any, GraphNode]] = {}
         self.chunks: dict[str, Chunks] = {}
         self.names: dict[str, str] = {}

@@ -15,7 +15,7 @@ from dask.array.optimization import optimize as dask_optimize
 from dask.base import tokenize
 from dask.blockwise import fuse_roots, optimize_blockwise
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 __all__ = ["PLACED", "fused_blockwise", "splice", "taken_over"]
 
@@ -35,6 +35,7 @@ def splice(
     token: str,
     workers: Mapping[Any, str],
     strict: bool = False,
+    ends: Mapping[str, Layer] | None = None,
 ) -> HighLevelGraph:
     """One graph of planned layers and those that stay.
 
@@ -60,6 +61,8 @@ def splice(
         Address of the worker that a task is meant for.
     strict
         Whether no other may run it; else another may if that one is busy or gone.
+    ends
+        Layers to add that read what planned layers give.
     """
     promised = set(outputs) & set(dsk.layers)
     wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
@@ -80,10 +83,10 @@ def splice(
         layers[name] = MaterializedLayer(
             tasks, annotations=dict(marks) if marks else _meant_for(made, workers, strict)
         )
-    return _linked(layers)
+    return _linked({**layers, **(ends or {})})
 
 
-def _linked(layers: Mapping[str, MaterializedLayer]) -> HighLevelGraph:
+def _linked(layers: Mapping[str, Layer]) -> HighLevelGraph:
     """The graph of these layers."""
     owners = {key: name for name, layer in layers.items() for key in layer}
     dependencies = {

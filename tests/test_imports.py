@@ -17,7 +17,7 @@ NOUNS = {
 }  # fmt: skip
 READERS = {"functions", "layers"}
 STAGES = {"lift", "contract", "decompose", "place", "lower"}
-EDGES = {"hook", "splice", "api", "__main__", "__init__", "demo", "minilm"}
+EDGES = {"hook", "splice", "gathering", "api", "__main__", "__init__", "demo", "minilm"}
 FREE = {"kernels", "config"}
 MEASURING = {"calibration"}
 PLUGIN = {"scheduler"}
