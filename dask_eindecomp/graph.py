@@ -94,7 +94,7 @@ class Output:
     """A tensor that leaves the graph."""
 
     name: str
-    """The name its blocks must have."""
+    """The name its blocks must have; none if they may have any."""
     source: str
     """The node or given tensor it is."""
     chunks: Chunks | None = None

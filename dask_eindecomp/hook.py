@@ -208,22 +208,19 @@ class EinDecomp:
         lifted, graph, plan = self.plan(inner, [*rest, *blocks], free)
         if not plan.verdict.startswith("applied"):
             return None
-        graph, found = freed(graph, plan)
+        found = {
+            output.name.removeprefix(FREE): output.source for output in graph.outputs if output.chunks is None
+        }
         rest += [key for key in blocks if key[0] not in found]
-        layers = {end: _end(dsk, end, found.get(array[0][0])) for end, array in ends.items()}
-        return taken_over(apply(inner, rest, lifted, graph, plan, layers), keys, _known(self.home))
+        # nobody sees the blocks, which so keep the names that say what was done
+        outputs = (replace(one, name="") if one.chunks is None else one for one in graph.outputs)
+        graph = replace(graph, outputs=tuple(outputs))
+        gathering = {end: found.get(array[0][0], dsk.layers[end]) for end, array in ends.items()}
+        return taken_over(apply(inner, rest, lifted, graph, plan, gathering), keys, _known(self.home))
 
 
 eindecomp = EinDecomp()
 """The hook with default settings."""
-
-
-def _end(dsk: HighLevelGraph, end: str, found: tuple[str, Chunks] | None) -> Layer:
-    """The layer that puts an array together, from its blocks as they were found by a plan if it was planned."""
-    if found is None:
-        return dsk.layers[end]
-    task = regathered(end, found[0], tuple(map(len, found[1])))
-    return MaterializedLayer({end: task}, annotations=dsk.layers[end].annotations)
 
 
 def freed(graph: EinGraph, plan: Plan) -> tuple[EinGraph, dict[str, tuple[str, Chunks]]]:
@@ -250,15 +247,26 @@ def apply(
     lifted: Lifted,
     graph: EinGraph,
     plan: Plan,
-    ends: Mapping[str, Layer] | None = None,
+    gathering: Mapping[str, str | Layer] | None = None,
 ) -> HighLevelGraph:
-    """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser, and ``ends`` are added."""
+    """A Dask graph that runs a plan; layers outside it go through Dask's own optimiser.
+
+    ``gathering`` are keys of tasks to add that put a tensor of the graph together, or their layers as they came.
+    """
     topology = plan.topology
     known = 1 < topology.workers == len(topology.addresses)
     placement = place(graph, plan.partitions, topology) if known else None
     lowered = lower(graph, plan.partitions, placement)
     strict = known and _keeps_tiles(topology)
-    outputs = [output.name for output in graph.outputs]
+    outputs = [output.name for output in graph.outputs if output.name]
+    ends = {}
+    for end, source in (gathering or {}).items():
+        if isinstance(source, str):
+            grid = plan.partitions[source].grid(graph.nodes[source].expression.output)
+            task = regathered(end, lowered.names[source], tuple(map(len, grid)))
+            ends[end] = MaterializedLayer({end: task})
+        else:
+            ends[end] = source
     workers = {key: topology.addresses[number] for key, number in lowered.workers.items()}
     return splice(
         dsk,
@@ -301,9 +309,10 @@ def _freed(dsk: HighLevelGraph, lifted: Lifted, free: frozenset[str]) -> EinGrap
     read = {name for layer in lifted.outside for name in dsk.dependencies[layer]}
     outputs = []
     for output in lifted.graph.outputs:
-        if output.name in free:
+        computed = output.name in free and output.source in lifted.graph.nodes
+        if computed:
             outputs.append(replace(output, name=f"{FREE}{output.name}", chunks=None))
-        if output.name not in free or output.name in read:
+        if not computed or output.name in read:
             outputs.append(output)
     return replace(lifted.graph, outputs=tuple(outputs))
 

@@ -40,6 +40,8 @@ class Lowered:
     """Number of the worker that a task is meant for, by key."""
     token: str
     """Digest of the plan."""
+    names: Mapping[str, str]
+    """The name of the blocks of every tensor."""
 
 
 def lower(
@@ -91,10 +93,10 @@ class _Lowering:
             self.node(node)
         for output in self.graph.outputs:
             self.deliver(output)
-            if output.chunks is None:
+            if output.chunks is None and output.name:
                 self.stand_alone(output.name)
         layers = {name: tasks for name, tasks in self.layers.items() if tasks}
-        return Lowered(layers, frozenset(self.reads), self.workers, self.token)
+        return Lowered(layers, frozenset(self.reads), self.workers, self.token, self.names)
 
     def layer(self, kind: str, title: str) -> tuple[str, dict[Any, GraphNode]]:
         """A layer by what it does and for which tensor."""
@@ -157,8 +159,8 @@ class _Lowering:
 
     def final_name(self, node: Node, grid: Chunks) -> str | None:
         """The promised name under which the tiles of a node can leave as they are."""
-        names = [o.name for o in self.graph.outputs if o.source == node.name and o.chunks in (None, grid)]
-        return names[0] if names else None
+        mine = (output for output in self.graph.outputs if output.source == node.name and output.name)
+        return next((output.name for output in mine if output.chunks in (None, grid)), None)
 
     def is_inlined(self, node: Node) -> bool:
         """Whether the tiles of a node are computed inside the tasks of its reader."""
@@ -274,7 +276,7 @@ class _Lowering:
         """Give an output the names and chunks it was promised."""
         chunks = self.chunks[output.source]
         wanted = output.chunks or chunks
-        if self.names[output.source] == output.name and wanted == chunks:
+        if not output.name or (self.names[output.source] == output.name and wanted == chunks):
             return
         _, tasks = self.layer("repartition", output.source)
         shape = tuple(range(len(wanted)))

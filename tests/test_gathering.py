@@ -57,6 +57,8 @@ def test_a_result_that_is_put_together_is_not_cut_again(chunks: Any) -> None:
     (result,), tasks = computed(product)
     np.testing.assert_allclose(result, X @ X.T)
     assert product.name not in names(tasks)
+    made = {str(key[0]).partition("-")[0] for key in tasks if isinstance(key, tuple)}
+    assert made <= {"array", "join", "aggregate"}
     assert not [key for key in tasks if str(key[0]).startswith("repartition")]
 
 
