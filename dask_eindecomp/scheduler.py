@@ -9,6 +9,9 @@ that nothing waits for it::
                   ▼
                any worker
 
+Dask drops copies every two seconds of which it thinks there are too many, by how many tasks wait for them and not where
+these will run.  What a plan shipped would be shipped again; copies on workers whose tasks are still to come stay.
+
 The plugin keeps nothing of a task: what it has to know is written on the task itself.  Register it by
 ``dask_eindecomp.register(client)``, by ``dask scheduler --preload dask_eindecomp.scheduler``, or by the Dask setting
 ``distributed.scheduler.preload``.
@@ -16,12 +19,13 @@ The plugin keeps nothing of a task: what it has to know is written on the task i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from time import time
 from typing import Any
 
 from distributed import SchedulerPlugin
+from distributed.active_memory_manager import ReduceReplicas, Suggestion
 from distributed.core import Status
 from tornado.ioloop import PeriodicCallback
 
@@ -31,7 +35,7 @@ from dask_eindecomp.splice import PLACED
 with suppress(ImportError):
     import scipy.optimize  # noqa: F401
 
-__all__ = ["NAME", "Placing", "dask_setup"]
+__all__ = ["NAME", "KeepsPlaced", "Placing", "dask_setup"]
 
 NAME = "eindecomp"
 """Of the plugin in a scheduler."""
@@ -40,6 +44,26 @@ PERIOD = 100
 
 PLUGINS: dict[str, Placing] = {}
 """Plugins of this process by their scheduler's address."""
+
+
+class KeepsPlaced(ReduceReplicas):  # type: ignore[misc]
+    """Drops superfluous copies, but none on a worker that a task is meant for which has yet to read it."""
+
+    def run(self) -> Generator[Suggestion, Any, None]:
+        """Dask's suggestions, kept away from these workers."""
+        for suggestion in super().run():
+            task = suggestion.ts
+            needed = {
+                address
+                for waiter in task.waiters or ()
+                if PLACED in (waiter.annotations or ())
+                for address in waiter.worker_restrictions or ()
+            }
+            others = {worker for worker in task.who_has or () if worker.address not in needed}
+            if not needed:
+                yield suggestion
+            elif others:
+                yield Suggestion("drop", task, others)
 
 
 class Placing(SchedulerPlugin):  # type: ignore[misc]
@@ -56,6 +80,7 @@ class Placing(SchedulerPlugin):  # type: ignore[misc]
         """Begin to watch a scheduler."""
         self.scheduler = scheduler
         PLUGINS[scheduler.address] = self
+        self._exchange(ReduceReplicas, KeepsPlaced)
         self._watch = PeriodicCallback(self.look, PERIOD)
         self._watch.start()
 
@@ -65,6 +90,14 @@ class Placing(SchedulerPlugin):  # type: ignore[misc]
             self._watch.stop()
         if PLUGINS.get(self.scheduler.address) is self:
             del PLUGINS[self.scheduler.address]
+            self._exchange(KeepsPlaced, ReduceReplicas)
+
+    def _exchange(self, old: type[ReduceReplicas], new: type[ReduceReplicas]) -> None:
+        """Put one policy in the place of another, if the scheduler has that."""
+        manager = self.scheduler.extensions.get("amm")
+        for policy in [one for one in getattr(manager, "policies", ()) if type(one) is old]:
+            manager.policies.discard(policy)
+            manager.add_policy(new())
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
         """Set all tasks free that were meant for a worker which is gone."""

@@ -28,7 +28,7 @@ from distributed.core import Status
 from benchmarks.inputs import persisted, sent
 from benchmarks.problems import GALLERY
 from dask_eindecomp import EinDecomp, explain, register
-from dask_eindecomp.scheduler import Placing, dask_setup
+from dask_eindecomp.scheduler import KeepsPlaced, Placing, dask_setup
 from tests.cluster import Machines, machines
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:Sending large graph")]
@@ -188,12 +188,19 @@ def test_registering_twice_is_registering_once(cluster: tuple[Machines, Client])
     register(client)
     assert client.run_on_scheduler(lambda dask_scheduler: id(dask_scheduler.plugins["eindecomp"])) == second
     assert (first == second) == had
+    assert client.run_on_scheduler(policies) == ["KeepsPlaced"]
     if not had:
         client.unregister_scheduler_plugin("eindecomp")
         until = time.monotonic() + 10
         while client.run_on_scheduler(watching) and time.monotonic() < until:
             time.sleep(0.05)
         assert not client.run_on_scheduler(watching)
+    assert client.run_on_scheduler(policies) == ["KeepsPlaced" if had else "ReduceReplicas"]
+
+
+def policies(dask_scheduler: Any) -> list[str]:
+    """By what the scheduler drops copies."""
+    return [type(policy).__name__ for policy in dask_scheduler.extensions["amm"].policies]
 
 
 def watching(dask_scheduler: Any) -> bool:
@@ -477,6 +484,7 @@ class Task:
     def __init__(self, state: str, annotations: Any) -> None:
         self.key = self.state = state
         self.annotations = annotations
+        self.processing_on = None
         self.worker_restrictions: set[str] | None = {"a"}
 
 
@@ -517,6 +525,49 @@ def test_a_plugin_that_was_unregistered_stops_watching() -> None:
     plugin.look()
     assert scheduler.closed == [plugin.close]
     assert scheduler.tasks["processing"].worker_restrictions == {"a"}
+
+
+class Worker:
+    """A worker of a scheduler."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+class Copied:
+    """A block that three workers have and that a task each of some workers waits for."""
+
+    def __init__(self, waiting: list[set[str] | None], annotations: Any) -> None:
+        self.who_has = [Worker(one) for one in "abc"]
+        self.waiters = []
+        for restrictions in waiting:
+            waiter = Task("waiting", annotations)
+            waiter.worker_restrictions = restrictions
+            self.waiters.append(waiter)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "annotations", "dropped"),
+    [
+        (
+            [{"a"}, {"b"}],
+            ("eindecomp-placed",),
+            [{"c"}],
+        ),  # one copy is too many: that which nobody waits for goes
+        ([{"a", "b"}, {"c"}], ("eindecomp-placed",), []),
+        ([{"a"}, {"b"}], (), [None]),  # a restriction of the user's says nothing of copies
+        ([None, None], ("eindecomp-placed",), [None]),  # set free
+    ],
+)
+def test_copies_stay_where_a_placed_task_has_yet_to_read_them(
+    waiting: list[set[str] | None], annotations: Any, dropped: list[Any]
+) -> None:
+    policy = KeepsPlaced()
+    copied = Copied(waiting, annotations)
+    policy.manager = SimpleNamespace(scheduler=SimpleNamespace(replicated_tasks=[copied]), pending={})
+    found = list(policy.run())
+    assert [one.op for one in found] == ["drop"] * len(dropped)
+    assert [one.candidates and {worker.address for worker in one.candidates} for one in found] == dropped
 
 
 def test_a_preload_adds_the_plugin() -> None:
