@@ -24,10 +24,10 @@ from benchmarks.inputs import ONE_THREAD, persisted
 from benchmarks.problems import GALLERY, Problem
 from dask_eindecomp import EinDecomp, Topology, calibrate
 from dask_eindecomp.candidates import Budget, space_of, tile_counts, usual_cuts
+from dask_eindecomp.estimate import price
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.hook import apply
 from dask_eindecomp.partition import Partition
-from dask_eindecomp.pricing import price
 
 PROBLEMS = ("chain_square", "chain_skewed", "attention", "mttkrp", "ffnn_step")
 SIZES: Mapping[str, Mapping[str, Any]] = {

@@ -26,10 +26,11 @@ from dask_eindecomp.candidates import (
     worth_trying,
 )
 from dask_eindecomp.elimination import Factor, Late, Table, gap_of, minimise
+from dask_eindecomp.estimate import price, received
 from dask_eindecomp.graph import EinGraph, Node
 from dask_eindecomp.partition import Chunks
 from dask_eindecomp.plan import Plan
-from dask_eindecomp.pricing import OBJECTIVES, Pricing, price, received
+from dask_eindecomp.pricing import OBJECTIVES, Pricing
 from dask_eindecomp.topology import Topology
 
 __all__ = ["BudgetError", "DecomposeError", "PlanningTimeout", "decompose"]

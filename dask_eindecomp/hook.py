@@ -32,6 +32,7 @@ from dask_eindecomp.config import setting
 from dask_eindecomp.contract import contract, pairwise_flops
 from dask_eindecomp.cost import Traffic
 from dask_eindecomp.decompose import BudgetError, PlanningTimeout, decompose
+from dask_eindecomp.estimate import price
 from dask_eindecomp.gathering import gathered, regathered, without
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.lift import ARRAY_TYPES, Lifted, ShapeError, holds_contraction, lift
@@ -39,7 +40,6 @@ from dask_eindecomp.lower import digest, lower
 from dask_eindecomp.partition import Chunks, Partition
 from dask_eindecomp.place import place
 from dask_eindecomp.plan import Plan
-from dask_eindecomp.pricing import price
 from dask_eindecomp.splice import fused_blockwise, splice, taken_over
 from dask_eindecomp.topology import Topology, host_of
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from dask_eindecomp.estimate import price
 from dask_eindecomp.expression import Expression
 from dask_eindecomp.graph import EinGraph, Node, Output
 from dask_eindecomp.partition import Chunks, Cut, Partition
-from dask_eindecomp.pricing import price
 from dask_eindecomp.topology import Topology
 
 JOINS = {

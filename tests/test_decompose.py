@@ -20,10 +20,10 @@ from dask_eindecomp.candidates import BudgetError
 from dask_eindecomp.cost import paper_aggregate, paper_join
 from dask_eindecomp.decompose import DecomposeError, PlanningTimeout, decompose
 from dask_eindecomp.elimination import Factor
+from dask_eindecomp.estimate import price
 from dask_eindecomp.graph import EinGraph, Output
 from dask_eindecomp.partition import Partition, viable
 from dask_eindecomp.plan import Plan
-from dask_eindecomp.pricing import price
 from dask_eindecomp.topology import Topology
 from tests import oracle, strategies
 

@@ -13,7 +13,7 @@ import dask_eindecomp
 PACKAGE = Path(dask_eindecomp.__file__).parent
 NOUNS = {
     "expression", "partition", "graph", "cost", "topology", "elimination", "plan",
-    "memory", "candidates", "pricing", "cache", "shipping",
+    "memory", "candidates", "pricing", "estimate", "cache", "shipping",
 }  # fmt: skip
 READERS = {"functions", "layers"}
 STAGES = {"lift", "contract", "decompose", "place", "lower"}

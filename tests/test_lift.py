@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from dask_eindecomp import EinDecomp, Topology
 from dask_eindecomp.contract import contract
+from dask_eindecomp.estimate import price
 from dask_eindecomp.hook import apply
 from dask_eindecomp.lift import Lifted, ShapeError, lift
 from dask_eindecomp.partition import Cut, Partition
-from dask_eindecomp.pricing import price
 
 FLOATS = "float32 float64 complex128"
 PLAIN = "int64 " + FLOATS

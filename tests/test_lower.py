@@ -20,13 +20,13 @@ from dask.core import flatten
 
 from dask_eindecomp import EinDecomp, Topology
 from dask_eindecomp.contract import contract
+from dask_eindecomp.estimate import price
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.hook import apply
 from dask_eindecomp.kernels import Elementwise
 from dask_eindecomp.lift import ARRAY_TYPES, lift
 from dask_eindecomp.lower import FAN_IN, Lowered, lower
 from dask_eindecomp.partition import Partition
-from dask_eindecomp.pricing import price
 from tests.standin import StandIn
 
 Parts = Mapping[str, int]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_eindecomp.decompose import decompose
+from dask_eindecomp.estimate import price, received
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.memory import held, share, timeline
 from dask_eindecomp.partition import Partition
-from dask_eindecomp.pricing import price, received
 from dask_eindecomp.topology import Topology
 from tests import strategies
 

@@ -15,13 +15,13 @@ from dask._task_spec import Alias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dask_eindecomp.estimate import price
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.kernels import Cut, Join
 from dask_eindecomp.lower import Lowered, lower
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.place import _matched, _swapped, place
 from dask_eindecomp.plan import Placement
-from dask_eindecomp.pricing import price
 from dask_eindecomp.topology import Topology
 from tests import strategies
 
