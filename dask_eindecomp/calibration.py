@@ -41,8 +41,8 @@ SIDE = 768
 """Of the matrices of a large product: BLAS is at its full speed and threads do not share what is in cache."""
 TYPED_SIDE = 384
 """Of the matrices that types are compared with; a complex product takes four times as long as one of doubles."""
-SMALL_SIDES = (64, 128)
-"""Of the matrices of small products."""
+SMALL_SIDES = (40, 72)
+"""Of the matrices of small products; of lengths that do not fall on the same lines of a cache."""
 SMALL_PRODUCTS = 30
 """Of each side in a turn."""
 TURNS = 3
