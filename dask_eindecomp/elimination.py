@@ -225,7 +225,8 @@ class _Elimination:
     def together(self, one: Factor, other: Factor, joint: Sequence[tuple[Classes, int]]) -> Factor:
         """The sum of two factors of the same variables."""
         parts = ((id(f.table), *map(id, f.classes)) for f in (one, other))
-        key = ("together", one.scope == other.scope, *parts, *(id(classes) for classes, _ in joint))
+        order = tuple(one.scope.index(name) for name in other.scope)
+        key = ("together", order, *parts, *(id(classes) for classes, _ in joint))
         if key not in self.memo:
             self.held += [one, other]
             rows = {name: _examples(*each) for name, each in zip(other.scope, joint)}

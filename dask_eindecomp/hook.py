@@ -202,9 +202,10 @@ class EinDecomp:
         every = [*flatten(keys, container=(list, set))]
         ends = gathered(dsk, every)
         rest = [key for key in every if key not in ends]
-        blocks = [key for array in ends.values() for key in array if key not in rest]
+        blocks = [key for array in ends.values() for key in array]
         inner = without(dsk, ends) if ends else dsk
-        free = frozenset(key[0] for key in blocks)
+        # what is wanted block by block, too, keeps its blocks
+        free = frozenset(key[0] for key in blocks) - {key[0] for key in rest if isinstance(key, tuple)}
         lifted, graph, plan = self.plan(inner, [*rest, *blocks], free)
         if not plan.verdict.startswith("applied"):
             return None

@@ -150,12 +150,16 @@ def taken_over(graph: HighLevelGraph, keys: Any, known: Callable[[Any], Any]) ->
     known
         Gives for a key the task that makes it, or None.
     """
+    stack = [key for key in flatten(keys, container=(list, set)) if known(key) is not None]
+    if not stack:
+        return graph
     mine = {key: task for layer in graph.layers.values() for key, task in layer.items()}
     theirs: Tasks = {}
-    stack = [key for key in flatten(keys, container=(list, set)) if key in mine]
     while stack:
         key = stack.pop()
         task = None if key in theirs else known(key)
+        if task is None and key not in theirs and key not in mine:
+            return graph  # data that nobody here holds: it may be gone by the time it is needed
         if task is None or (key in mine and mine[key].dependencies in (set(), task.dependencies)):
             continue  # nobody makes it, or as is done here; a future of the user's has no task here that reads others
         theirs[key] = task

@@ -98,6 +98,16 @@ def test_the_same_array_twice_in_two_ways() -> None:
     np.testing.assert_allclose(part, (X @ X)[0])
 
 
+def test_what_is_wanted_block_by_block_too_keeps_its_blocks() -> None:
+    a = da.from_array(X, chunks=3)
+    product = a @ a
+    block = (product.name, 0, 0)
+    graph = PLANNED(ending(product, _blocks(product.__dask_keys__())), ["end", block])
+    whole, corner = dask.get(graph, ["end", block])
+    np.testing.assert_allclose(whole, X @ X)
+    np.testing.assert_allclose(corner, (X @ X)[:3, :3])
+
+
 def test_a_single_block_is_a_copy() -> None:
     a = da.from_array(X, chunks=12)
     with dask.config.set(array_optimize=PLANNED, scheduler="synchronous"):

@@ -110,6 +110,14 @@ def test_what_nobody_knows_or_makes_otherwise_is_left() -> None:
         assert taken_over(graph, array.__dask_keys__(), known) is graph
 
 
+def test_what_rests_on_data_that_nobody_here_holds_is_not_taken_over() -> None:
+    array = expression()
+    second = planned(array, 3)
+    first = {key: task for key, task in tasks(planned(array, 2)).items() if task.dependencies}
+    lost = {key: task.substitute({data: "lost" for data in task.dependencies}) for key, task in first.items()}
+    assert taken_over(second, array.__dask_keys__(), lost.get) is second
+
+
 def test_data_of_the_user_is_not_made_again() -> None:
     array = expression()
     first, second = planned(array, 2), planned(array, 3)
