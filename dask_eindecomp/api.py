@@ -19,6 +19,8 @@ __all__ = ["calibrate", "explain", "optimize", "register"]
 def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | None = None) -> Plan:
     """The plan for computing some Dask arrays together, without running anything.
 
+    It is that of ``persist``, which keeps the chunks of results; ``compute`` does without cutting them back.
+
     Parameters
     ----------
     *arrays
