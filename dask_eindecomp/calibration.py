@@ -62,7 +62,7 @@ SMALL_BLOCKS = 8
 """Small blocks that a worker receives from each sender."""
 SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
-PAIRS = 2
+PAIRS = 3
 """Times that others' small blocks and own ones are read in turn in each repeat; short ones are less often disturbed."""
 LEVELS = 7
 """Of a graph whose tasks read those of the level before, as a plan's do: waiting for them is part of what a task costs."""
@@ -366,11 +366,11 @@ def _graph_seconds(client: Any, reads: Reads) -> float:
 
 
 def _typical(name: str, values: Sequence[float]) -> float:
-    """The least seconds of all; of messages and small tiles the median.
+    """The least seconds of all; of messages the median.
 
     What is wanted of these is the difference of two, which would be that of the moments at which each was least disturbed.
     """
-    return median(values) if "message" in name or "tile" in name else min(values)
+    return median(values) if "message" in name else min(values)
 
 
 def _figures(seconds: Seconds) -> dict[str, float]:
