@@ -280,6 +280,7 @@ def apply(
         workers,
         strict,
         ends,
+        known=bool(topology.addresses),
     )
 
 

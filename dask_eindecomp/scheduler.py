@@ -12,6 +12,9 @@ that nothing waits for it::
 Dask drops copies every two seconds of which it thinks there are too many, by how many tasks wait for them and not where
 these will run.  What a plan shipped would be shipped again; copies on workers whose tasks are still to come stay.
 
+Where a key that a plan made still lives and comes again in Dask's own graph, it is what it was: the scheduler keeps the
+first way to make a key anyway, but warns, and remembers for ever what only the second way would read.
+
 The plugin keeps nothing of a task: what it has to know is written on the task itself.  Register it by
 ``dask_eindecomp.register(client)``, by ``dask scheduler --preload dask_eindecomp.scheduler``, or by the Dask setting
 ``distributed.scheduler.preload``.
@@ -19,8 +22,10 @@ The plugin keeps nothing of a task: what it has to know is written on the task i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
+from functools import partial
+from inspect import signature
 from time import time
 from typing import Any
 
@@ -29,7 +34,7 @@ from distributed.active_memory_manager import ReduceReplicas, Suggestion
 from distributed.core import Status
 from tornado.ioloop import PeriodicCallback
 
-from dask_eindecomp.splice import PLACED
+from dask_eindecomp.splice import PLACED, PLANNED
 
 # a placement needs it, and no thread goes on while libraries are loaded: rather now than while a plan is made
 with suppress(ImportError):
@@ -81,6 +86,10 @@ class Placing(SchedulerPlugin):  # type: ignore[misc]
         self.scheduler = scheduler
         PLUGINS[scheduler.address] = self
         self._exchange(ReduceReplicas, KeepsPlaced)
+        # nothing public lets a plugin see a graph before the scheduler compares it with what it knows
+        making = getattr(scheduler, "_generate_taskstates", None)
+        if making is not None and {*signature(making).parameters} == {"keys", "dsk", "computation"}:
+            scheduler._generate_taskstates = partial(self._unlike_planned, making)
         self._watch = PeriodicCallback(self.look, PERIOD)
         self._watch.start()
 
@@ -91,6 +100,27 @@ class Placing(SchedulerPlugin):  # type: ignore[misc]
         if PLUGINS.get(self.scheduler.address) is self:
             del PLUGINS[self.scheduler.address]
             self._exchange(KeepsPlaced, ReduceReplicas)
+            self.scheduler.__dict__.pop("_generate_taskstates", None)
+
+    def _unlike_planned(self, making: Callable[..., Any], *, keys: Any, dsk: Any, computation: Any) -> Any:
+        """Let the scheduler take in a graph without what a plan already makes in another way."""
+        made = {key for key, task in dsk.items() if self._is_planned(key, task.dependencies)}
+        if made:
+            needed, stack = set(made), [*keys]
+            while stack:
+                key = stack.pop()
+                if key not in needed and key in dsk:
+                    needed.add(key)
+                    stack += dsk[key].dependencies
+            dsk = {key: task for key, task in dsk.items() if key in needed and key not in made}
+        return making(keys=keys, dsk=dsk, computation=computation)
+
+    def _is_planned(self, key: Any, sources: Iterable[Any]) -> bool:
+        """Whether the scheduler makes a key by a plan, of other sources."""
+        task = self.scheduler.tasks.get(key)
+        if task is None or task.run_spec is None or PLANNED not in (task.annotations or ()):
+            return False
+        return {one.key for one in task.dependencies} != {*sources}
 
     def _exchange(self, old: type[ReduceReplicas], new: type[ReduceReplicas]) -> None:
         """Put one policy in the place of another, if the scheduler has that."""

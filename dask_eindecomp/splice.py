@@ -17,12 +17,14 @@ from dask.blockwise import fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-__all__ = ["PLACED", "fused_blockwise", "splice", "taken_over"]
+__all__ = ["PLACED", "PLANNED", "fused_blockwise", "splice", "taken_over"]
 
 Tasks = dict[Any, Any]
 
 PLACED = "eindecomp-placed"
 """Annotation of layers whose tasks a plan placed, by which the scheduler's plugin knows them."""
+PLANNED = "eindecomp-planned"
+"""Annotation of layers whose tasks are part of a plan's graph."""
 
 
 def splice(
@@ -36,6 +38,7 @@ def splice(
     workers: Mapping[Any, str],
     strict: bool = False,
     ends: Mapping[str, Layer] | None = None,
+    known: bool = False,
 ) -> HighLevelGraph:
     """One graph of planned layers and those that stay.
 
@@ -63,6 +66,8 @@ def splice(
         Whether no other may run it; else another may if that one is busy or gone.
     ends
         Layers to add that read what planned layers give.
+    known
+        Whether a scheduler is to know the tasks for a plan's.
     """
     promised = set(outputs) & set(dsk.layers)
     wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
@@ -71,7 +76,7 @@ def splice(
     planned = {name: _renamed(tasks, own) for name, tasks in planned.items()}
     staying = {marks: _renamed(tasks, own) for marks, tasks in staying.items()}
     workers = {own.get(key, key): worker for key, worker in workers.items()}
-    layers = {
+    layers: dict[str, Layer] = {
         name: MaterializedLayer(tasks, annotations=_meant_for(tasks, workers, strict))
         for name, tasks in planned.items()
     }
@@ -83,7 +88,13 @@ def splice(
         layers[name] = MaterializedLayer(
             tasks, annotations=dict(marks) if marks else _meant_for(made, workers, strict)
         )
-    return _linked({**layers, **(ends or {})})
+    layers |= ends or {}
+    if known:
+        layers = {
+            name: MaterializedLayer(dict(layer), annotations={**(layer.annotations or {}), PLANNED: True})
+            for name, layer in layers.items()
+        }
+    return _linked(layers)
 
 
 def _linked(layers: Mapping[str, Layer]) -> HighLevelGraph:

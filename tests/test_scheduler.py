@@ -294,8 +294,17 @@ def test_what_a_plan_has_made_is_there_for_dasks_own_graph(tmp_path: Path, prelo
             wait(planned)
         plain = (a @ a + 2).persist()
         wait(plain)
+        further = ((a @ a + 2).T + a).persist()
         for result in (planned, plain):
             np.testing.assert_allclose(result.compute(), x @ x + 2)
+        np.testing.assert_allclose(further.compute(), (x @ x + 2).T + x)
+        if preload:
+            assert "run_spec" not in (mine.folder / "scheduler.log").read_text()
+            # the same once more where a worker with some of it is gone
+            mine.kill("worker-1")
+            np.testing.assert_allclose(plain.compute(), x @ x + 2)
+            del a, plain, planned, further, result
+            assert nothing_left(client)
 
 
 @pytest.mark.slow
