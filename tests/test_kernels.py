@@ -750,3 +750,19 @@ def test_a_product_of_arrays_without_axes_is_an_array() -> None:
     tile = Join(",->", ((), ()), (), (), ((), ()), Contraction("int64"))
     result = tile(np.array(2), np.array(3))
     assert type(result) is np.ndarray and result == 6
+
+
+def test_products_in_turn_lie_in_the_same_memory() -> None:
+    x, y = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    multiply = kernels._InTurn()
+    first = multiply(x, y)
+    again = multiply(2 * x, y)
+    assert again is first
+    np.testing.assert_array_equal(again, 2 * x @ y)
+    # another shape, another type, another library
+    assert multiply(y.T, x.T) is not first
+    single = multiply(y.T.astype("f4"), x.T.astype("f4"))
+    assert single.dtype == "f4"
+    np.testing.assert_array_equal(multiply(y.T, x.T), y.T @ x.T)
+    masked = multiply(np.ma.masked_equal(y.T, 1), x.T)
+    assert isinstance(masked, np.ma.MaskedArray)
