@@ -257,7 +257,7 @@ def apply(
     topology = plan.topology
     known = 1 < topology.workers == len(topology.addresses)
     placement = place(graph, plan.partitions, topology) if known else None
-    lowered = lower(graph, plan.partitions, placement)
+    lowered = lower(graph, plan.partitions, placement, topology)
     strict = known and _keeps_tiles(topology)
     outputs = [output.name for output in graph.outputs if output.name]
     ends = {}

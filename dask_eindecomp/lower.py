@@ -18,9 +18,11 @@ from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
 from dask.base import tokenize
 
 from dask_eindecomp import kernels
+from dask_eindecomp.blas import Beside
 from dask_eindecomp.graph import EinGraph, Node, Output
 from dask_eindecomp.partition import Chunks, Partition, Piece, pieces_of
 from dask_eindecomp.plan import Placement
+from dask_eindecomp.topology import Topology
 
 __all__ = ["Lowered", "digest", "lower"]
 
@@ -45,14 +47,17 @@ class Lowered:
 
 
 def lower(
-    graph: EinGraph, partitions: Mapping[str, Partition], placement: Placement | None = None
+    graph: EinGraph,
+    partitions: Mapping[str, Partition],
+    placement: Placement | None = None,
+    topology: Topology = Topology(),
 ) -> Lowered:
-    """Write a plan as Dask layers, tasks meant for the workers of a placement if there is one.
+    """Write a plan as Dask layers for these machines, tasks meant for the workers of a placement if there is one.
 
     Every internal key carries the plan in its token: two plans of one graph never share a key but those of the
     outputs, which keep the names they were promised.
     """
-    return _Lowering(graph, partitions, placement).run()
+    return _Lowering(graph, partitions, placement, topology).run()
 
 
 def digest(graph: EinGraph, partitions: Mapping[str, Partition]) -> str:
@@ -69,9 +74,14 @@ class _Lowering:
     """Layers written so far and where the blocks of each tensor are."""
 
     def __init__(
-        self, graph: EinGraph, partitions: Mapping[str, Partition], placement: Placement | None
+        self,
+        graph: EinGraph,
+        partitions: Mapping[str, Partition],
+        placement: Placement | None,
+        topology: Topology,
     ) -> None:
         self.graph = graph
+        self.topology = topology
         self.placement = placement
         self.workers: dict[Any, int] = {}
         self.partitions = partitions
@@ -81,7 +91,7 @@ class _Lowering:
         self.names: dict[str, str] = {}
         self.inlined: dict[Any, GraphNode] = {}
         self.reads: set[Any] = set()
-        self.kernels: dict[Any, kernels.Join] = {}
+        self.kernels: dict[Any, kernels.Join | Beside] = {}
         for given in graph.inputs.values():
             assert given.chunks is not None, f"{given.name} has no blocks to read"
             self.chunks[given.name] = given.chunks
@@ -190,7 +200,7 @@ class _Lowering:
         extents = tuple((label, cuts[label][place.get(label, 0)]) for label in node.expression.labels)
         shared = (node.name, extents, tuple(lengths), output)
         if shared not in self.kernels:  # equal tiles share one kernel: it is pickled once
-            self.kernels[shared] = kernels.Join(
+            tile = kernels.Join(
                 node.expression.einsum,
                 node.expression.operands,
                 output,
@@ -199,6 +209,9 @@ class _Lowering:
                 step,
                 finish,
             )
+            # how many run at once in one process
+            beside = min(self.topology.threads, -(-partition.tiles // self.topology.workers))
+            self.kernels[shared] = Beside(tile, beside) if node.kernel == "blas" and beside > 1 else tile
         return Task(key, self.kernels[shared], *arguments)
 
     def operand(self, source: str, pieces: list[tuple[Piece, ...]]) -> Any:
