@@ -1,7 +1,8 @@
-"""What a user calls beside the hook: ``explain``, ``optimize``, ``register`` and ``calibrate``."""
+"""What a user calls beside the hook: ``explain``, ``optimize``, ``measure``, ``register`` and ``calibrate``."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from dask_eindecomp.hook import EinDecomp, apply, freed, has_loose_tiles, placed
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
-__all__ = ["calibrate", "explain", "optimize", "register"]
+__all__ = ["calibrate", "explain", "measure", "optimize", "register"]
 
 
 def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | None = None) -> Plan:
@@ -88,6 +89,43 @@ def optimize(*arrays: da.Array, topology: Topology | None = None, hook: EinDecom
         for array in arrays
     ]
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def measure(client: Any, plan: Plan) -> AbstractContextManager[Any]:
+    """See what moves and how long it takes, expression by expression, beside what a plan predicted.
+
+    The table marks where the two differ by more than a quarter.  Bytes and messages are what workers fetched of each
+    other; seconds those in which the busiest worker fetched or computed; the peak what its process had above what it
+    had without data.  Whatever runs on the cluster meanwhile counts.
+
+    Parameters
+    ----------
+    client
+        A ``distributed.Client``.
+    plan
+        What `explain` gives for the same arrays.
+
+    Raises
+    ------
+    TypeError
+        If the client is asynchronous.
+
+    Examples
+    --------
+    >>> import dask, dask.array as da
+    >>> from distributed import Client, wait
+    >>> from dask_eindecomp import eindecomp
+    >>> with Client(processes=False, dashboard_address=None) as client, dask.config.set(array_optimize=eindecomp):
+    ...     x = da.ones((64, 64), chunks=16).persist()
+    ...     plan = explain(x @ x)
+    ...     with measure(client, plan) as measured:
+    ...         result = (x @ x).compute()
+    >>> measured.total.nbytes
+    0
+    """
+    from dask_eindecomp.measurement import measuring
+
+    return measuring(client, plan)
 
 
 def register(client: Any) -> Any:

@@ -36,7 +36,11 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
             known[key] = _choice(pricing, partitions, node)
         choice = known[key]
         joined = replace(choice.join, peak_nbytes=peaks[node.name])
-        choices.append(replace(choice, name=node.name, title=node.title or node.name, join=joined))
+        readers = graph.readers[node.name]
+        into = readers[0][0] if len(readers) == 1 else ""
+        inside = into if into and graph.inlines(node.name, into, partitions) else ""
+        title = node.title or node.name
+        choices.append(replace(choice, name=node.name, title=title, join=joined, inside=inside))
     delivered, delivery_seconds = [], 0.0
     for output in graph.outputs:
         if output.chunks is not None and output.source in graph.nodes:

@@ -280,7 +280,7 @@ def apply(
         workers,
         strict,
         ends,
-        known=bool(topology.addresses),
+        lowered.purposes if topology.addresses else None,
     )
 
 

@@ -535,11 +535,11 @@ class Sum:
     def __call__(self, partials: list[Array]) -> Array:
         """Add them up; of logical values, whether any is true."""
         total, *rest = partials
-        for number, partial in enumerate(rest):
+        for number, one in enumerate(rest):
             if number:
-                total += partial
+                total += one
             else:  # a new array: the first partial result is someone else's
-                total = np.add(total, partial, dtype=_working(self.dtype))[...]
+                total = np.add(total, one, dtype=_working(self.dtype))[...]
         result = total.astype(self.dtype, copy=False)
         return result if self.finish is None else self.finish(result)
 

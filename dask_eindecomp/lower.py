@@ -26,6 +26,8 @@ from dask_eindecomp.topology import Topology
 
 __all__ = ["Lowered", "digest", "lower"]
 
+ALONE = Topology()
+"""One worker of one thread."""
 FAN_IN = 16
 """Partial results that one task adds up."""
 
@@ -36,6 +38,8 @@ class Lowered:
 
     layers: Mapping[str, dict[Any, GraphNode]]
     """Tasks by key, by layer."""
+    purposes: Mapping[str, str]
+    """By layer what it does, ``join``, ``aggregate`` or ``repartition``, a space, and for which tensor."""
     reads: frozenset[Any]
     """Keys of given tensors that the layers read."""
     workers: Mapping[Any, int]
@@ -50,7 +54,7 @@ def lower(
     graph: EinGraph,
     partitions: Mapping[str, Partition],
     placement: Placement | None = None,
-    topology: Topology = Topology(),
+    topology: Topology = ALONE,
 ) -> Lowered:
     """Write a plan as Dask layers for these machines, tasks meant for the workers of a placement if there is one.
 
@@ -87,6 +91,7 @@ class _Lowering:
         self.partitions = partitions
         self.token = digest(graph, partitions)
         self.layers: dict[str, dict[Any, GraphNode]] = {}
+        self.purposes: dict[str, str] = {}
         self.chunks: dict[str, Chunks] = {}
         self.names: dict[str, str] = {}
         self.inlined: dict[Any, GraphNode] = {}
@@ -106,11 +111,12 @@ class _Lowering:
             if output.chunks is None and output.name:
                 self.stand_alone(output.name)
         layers = {name: tasks for name, tasks in self.layers.items() if tasks}
-        return Lowered(layers, frozenset(self.reads), self.workers, self.token, self.names)
+        return Lowered(layers, self.purposes, frozenset(self.reads), self.workers, self.token, self.names)
 
     def layer(self, kind: str, title: str) -> tuple[str, dict[Any, GraphNode]]:
         """A layer by what it does and for which tensor."""
         name = f"{kind}-{title}-{tokenize(self.token, title)[:16]}"
+        self.purposes[name] = f"{kind} {title}"
         return name, self.layers.setdefault(name, {})
 
     # nodes

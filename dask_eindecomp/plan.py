@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,9 +14,24 @@ from dask_eindecomp.cost import Traffic
 from dask_eindecomp.partition import Partition
 from dask_eindecomp.topology import Topology
 
-__all__ = ["Choice", "Placement", "Plan", "Shipped", "Workers"]
+__all__ = [
+    "PLACED",
+    "PLANNED",
+    "Choice",
+    "Placement",
+    "Plan",
+    "Shipped",
+    "Workers",
+    "readable_bytes",
+    "table",
+]
 
 NOTHING = Traffic()
+
+PLACED = "eindecomp-placed"
+"""Annotation of layers whose tasks a plan placed, by which the scheduler's plugin knows them."""
+PLANNED = "eindecomp-planned"
+"""Annotation of layers that are part of a plan's graph; says what they do for it."""
 
 Workers = npt.NDArray[np.int64]
 """A worker's number for every tile or block, shaped like the grid."""
@@ -44,6 +59,8 @@ class Choice:
     """Why this partition."""
     title: str = ""
     """The name a reader is shown."""
+    inside: str = ""
+    """The expression in whose tasks it is computed; empty if it has tasks of its own."""
 
     @property
     def partition(self) -> dict[str, int]:
@@ -255,17 +272,7 @@ class Plan:
     def __str__(self) -> str:
         lines = list(self._totals)
         if self.choices:
-            rows = [self._header, *self._rows]
-            widths = [max(len(row[column]) for row in rows) for column in range(len(self._header))]
-            numbers = {3, 4, 5, 6, 7}
-            table = [
-                "  ".join(
-                    cell.rjust(width) if column in numbers else cell.ljust(width)
-                    for column, (cell, width) in enumerate(zip(row, widths))
-                ).rstrip()
-                for row in rows
-            ]
-            lines = [table[0], "-" * len(table[0]), *table[1:], "", *lines]
+            lines = [*table(self._header, self._rows, {3, 4, 5, 6, 7}), "", *lines]
         for layer, reason in self.left_alone:
             lines.append(f"left alone: {layer}: {reason}")
         return "\n".join(lines)
@@ -283,6 +290,27 @@ class Plan:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{totals}" + (
             f"<p>Left alone:</p><ul>{alone}</ul>" if alone else ""
         )
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int]) -> list[str]:
+    """Lines of a table, columns of numbers to the right.
+
+    >>> print(*table(("what", "n"), [("one", "1"), ("ten", "10")], {1}), sep="\\n")
+    what   n
+    --------
+    one    1
+    ten   10
+    """
+    every = [header, *rows]
+    widths = [max(len(row[column]) for row in every) for column in range(len(header))]
+    first, *rest = [
+        "  ".join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in every
+    ]
+    return [first, "-" * len(first), *rest]
 
 
 def readable_bytes(nbytes: int) -> str:

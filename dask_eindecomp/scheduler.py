@@ -34,7 +34,7 @@ from distributed.active_memory_manager import ReduceReplicas, Suggestion
 from distributed.core import Status
 from tornado.ioloop import PeriodicCallback
 
-from dask_eindecomp.splice import PLACED, PLANNED
+from dask_eindecomp.plan import PLACED, PLANNED
 
 # a placement needs it, and no thread goes on while libraries are loaded: rather now than while a plan is made
 with suppress(ImportError):

@@ -17,14 +17,11 @@ from dask.blockwise import fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-__all__ = ["PLACED", "PLANNED", "fused_blockwise", "splice", "taken_over"]
+from dask_eindecomp.plan import PLACED, PLANNED
+
+__all__ = ["fused_blockwise", "splice", "taken_over"]
 
 Tasks = dict[Any, Any]
-
-PLACED = "eindecomp-placed"
-"""Annotation of layers whose tasks a plan placed, by which the scheduler's plugin knows them."""
-PLANNED = "eindecomp-planned"
-"""Annotation of layers whose tasks are part of a plan's graph."""
 
 
 def splice(
@@ -38,7 +35,7 @@ def splice(
     workers: Mapping[Any, str],
     strict: bool = False,
     ends: Mapping[str, Layer] | None = None,
-    known: bool = False,
+    purposes: Mapping[str, str] | None = None,
 ) -> HighLevelGraph:
     """One graph of planned layers and those that stay.
 
@@ -66,8 +63,8 @@ def splice(
         Whether no other may run it; else another may if that one is busy or gone.
     ends
         Layers to add that read what planned layers give.
-    known
-        Whether a scheduler is to know the tasks for a plan's.
+    purposes
+        For a scheduler that is to know the tasks for a plan's, what planned layers do.
     """
     promised = set(outputs) & set(dsk.layers)
     wanted = [key for key in flatten(keys, container=(list, set)) if _name(key) not in promised]
@@ -89,9 +86,11 @@ def splice(
             tasks, annotations=dict(marks) if marks else _meant_for(made, workers, strict)
         )
     layers |= ends or {}
-    if known:
+    if purposes is not None:
         layers = {
-            name: MaterializedLayer(dict(layer), annotations={**(layer.annotations or {}), PLANNED: True})
+            name: MaterializedLayer(
+                dict(layer), annotations={**(layer.annotations or {}), PLANNED: purposes.get(name, "")}
+            )
             for name, layer in layers.items()
         }
     return _linked(layers)
