@@ -350,7 +350,7 @@ def tree_function(
     """
     function: Callable[..., Any] | None = None
     token = None
-    used: dict[tuple[int, ...], tuple[int, ...]] = {}
+    used: set[Any] = set()
     places: dict[tuple[int, ...], tuple[int, ...]] = {}
     for key, task in layer.items():
         read = read_task(task)
@@ -359,7 +359,7 @@ def tree_function(
         flat, shape = _flatten(read[1][0])
         if token is None:
             function, token = read[0], _function_token(read[0])
-        elif _function_token(read[0]) != token:
+        elif read[0] is not function and _function_token(read[0]) != token:
             return None
         if len(shape) != len(axes) or prod(shape) != len(flat):
             return None
@@ -367,11 +367,12 @@ def tree_function(
         first = indices[0]
         if first is None or len(first) != len(before):
             return None
-        for index, steps in zip(indices, product(*map(range, shape))):
-            moved = dict(zip(axes, steps))
-            if index != tuple(i + moved.get(axis, 0) for axis, i in enumerate(first)) or index in used:
-                return None
-            used[index] = key[1:]
+        ranges = [range(i, i + 1) for i in first]
+        for axis, length in zip(axes, shape):
+            ranges[axis] = range(first[axis], first[axis] + length)
+        if indices != [*product(*ranges)] or not used.isdisjoint(indices):
+            return None
+        used.update(indices)
         places[key[1:]] = first
     if function is None or len(used) != prod(before):
         return None

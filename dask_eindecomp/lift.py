@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isnan, prod
 from typing import Any
@@ -135,11 +136,12 @@ def lift(dsk: HighLevelGraph, keys: Any, array_types: frozenset[str] = ARRAY_TYP
     wanted = list(dict.fromkeys(key[0] if isinstance(key, tuple) else key for key in flat))
     for name in dsk._toposort_layers():
         lifter.take(name)
-    blocks: Mapping[str, int] | None
-    try:
-        blocks = _blocks_by_name(dsk.cull(set(flat)))
-    except ValueError:  # a diagonal whose axes are cut differently: Dask cannot write that graph out
-        blocks = None
+    blocks: Mapping[str, int] | None = None
+    # culling writes every task of some layers out
+    if not lifter.is_whole(Counter(key[0] for key in flat if isinstance(key, tuple))):
+        # a diagonal whose axes are cut differently is a graph that Dask cannot write out
+        with suppress(ValueError):
+            blocks = _blocks_by_name(dsk.cull(set(flat)))
     return lifter.finish([name for name in wanted if name in dsk.layers], blocks)
 
 
@@ -678,6 +680,14 @@ class _Lifter:
             tuple(alone),
         )
         return Lifted(graph, frozenset(outside))
+
+    def is_whole(self, wanted: Mapping[str, int]) -> bool:
+        """Whether all blocks of all arrays are wanted, if so many of some are: every layer that is lifted reads all."""
+        lifted = self.views.keys() | self.pending.keys()
+        return all(name in lifted or not sources for name, sources in self.dsk.dependencies.items()) and all(
+            name in self.layouts and count == prod(self.layouts[name].numblocks)
+            for name, count in wanted.items()
+        )
 
     def ordered(self, needed: set[str]) -> list[str]:
         """Needed nodes, every one after those it reads."""
