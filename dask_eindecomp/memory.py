@@ -131,10 +131,20 @@ def timeline(
     single = {name: found[0][0] for name, found in graph.readers.items() if len(found) == 1}
     passing = {name for name, reader in single.items() if graph.passes_on(name, reader, partitions)}
     order = {name: number for number, name in enumerate(graph.nodes)}
+    # what is computed inside the tasks of another goes on until these are done
+    tasks: dict[str, str] = {}
+    for name in reversed(graph.nodes):
+        into = single.get(name, "")
+        tasks[name] = tasks[into] if into and graph.inlines(name, into, partitions) else name
     ending: dict[str, list[str]] = {}
+    made: dict[str, list[str]] = {}
     for name, found in graph.readers.items():
         if found:
-            ending.setdefault(max((reader for reader, _ in found), key=order.__getitem__), []).append(name)
+            last = max((tasks[reader] for reader, _ in found), key=order.__getitem__)
+            ending.setdefault(last, []).append(name)
+            if name in graph.inputs and not graph.inputs[name].stays:
+                for reader, _ in found:
+                    made.setdefault(tasks[reader], []).append(name)
     stays = {output.source for output in graph.outputs} | set(graph.inputs)
     owned = {
         given.name: share(given.chunks, graph.itemsize(given.name), topology.workers)
@@ -154,8 +164,8 @@ def timeline(
         for source, needed, copies in zip(node.inputs, step.operands, received[node.name]):
             if source in passing:
                 continue
-            made = source in graph.inputs and not graph.inputs[source].stays
-            now = needed if made else min(owned[source] + copies, graph.nbytes(source))
+            fresh = source in graph.inputs and not graph.inputs[source].stays
+            now = needed if fresh else min(owned[source] + copies, graph.nbytes(source))
             if now > here[source]:
                 total += now - here[source]
                 here[source] = now
@@ -166,10 +176,9 @@ def timeline(
         yield node.name, total, here
         total -= step.partials
         here[node.name] = owned[node.name]
-        for source in node.inputs:
-            if source in graph.inputs and not graph.inputs[source].stays:
-                total -= here[source]
-                here[source] = 0
+        for source in made.get(node.name, ()):
+            total -= here[source]
+            here[source] = 0
         for name in ending.get(node.name, ()):
             left = owned[name] if name in stays else 0  # copies go, and what nobody reads any more
             total -= here[name] - left
