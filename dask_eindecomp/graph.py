@@ -239,16 +239,17 @@ class EinGraph:
         return self.inputs[name].stays if name in self.inputs else not self.may_pass_on(name)
 
     def may_inline(self, source: str, reader: str) -> bool:
-        """Whether a tile of ``source`` may be computed inside the task of its only reader, an elementwise one.
+        """Whether a tile of ``source`` may be computed inside the task of its only reader.
 
-        Nothing is computed twice and nothing runs later than it has to: the reader needs that tile alone.
+        That is an elementwise one, or one that reads nothing else.  Nothing is computed twice and nothing runs later than
+        it has to: the reader needs that tile alone.
         """
         if source in self.inputs or not self.may_pass_on(source):
             return False
         node = self.nodes[reader]
         contracted = node.expression.contracted
         combines = any(extent > 1 for label, extent in node.extents if label in contracted)
-        return node.kernel == "stream" and not combines
+        return len(node.inputs) == 1 or (node.kernel == "stream" and not combines)
 
     def inlines(self, source: str, reader: str, partitions: Mapping[str, Partition]) -> bool:
         """Whether the tiles of ``source`` are computed inside those of its reader: one each, the same."""

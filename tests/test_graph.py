@@ -111,9 +111,16 @@ def test_what_an_expression_refuses_a_graph_refuses() -> None:
         EinGraph.from_spec(**MATMUL | {"inputs": {"A": (4, 6), "B": (7, 8)}})
 
 
-def test_only_an_elementwise_reader_alone_runs_a_tile_of_its_source_itself() -> None:
+def test_only_a_reader_that_needs_no_more_runs_a_tile_of_its_source_itself() -> None:
     graph = EinGraph.from_spec(
-        {"A": (4, 4)}, {"T": ("ij,jk->ik", "A", "A"), "Z": ("ij->ij", "T"), "S": ("ij->i", "Z")}, ["S"]
+        {"A": (4, 4)},
+        {
+            "T": ("ij,jk->ik", "A", "A"),
+            "Z": ("ij,ij->ij", "T", "A"),
+            "P": ("ij,jk->ik", "Z", "A"),
+            "S": ("ij->i", "P"),
+        },
+        ["S"],
     )
     streamed = replace(
         graph, nodes={name: replace(node, kernel="stream") for name, node in graph.nodes.items()}
@@ -121,7 +128,8 @@ def test_only_an_elementwise_reader_alone_runs_a_tile_of_its_source_itself() -> 
     assert streamed.may_inline("T", "Z")
     assert not graph.may_inline("T", "Z")  # BLAS wants its operands whole
     assert not streamed.may_inline("A", "T")  # nobody computes what is given
-    assert not streamed.may_inline("Z", "S")  # a reduction reads more than that tile
+    assert not streamed.may_inline("Z", "P")  # a product waits for its other operand, and reads more than that tile
+    assert streamed.may_inline("P", "S") and graph.may_inline("P", "S")  # there is nothing else to wait for
     assert not replace(streamed, outputs=(Output("T", "T"),)).may_inline("T", "Z")  # it has to leave as well
 
 
