@@ -44,6 +44,8 @@ class Held:
     """Its share of the result."""
     running: Any
     """The tiles of the result that are there at a time if each is passed on."""
+    inside: Any
+    """The same if each is computed inside the task that wants it."""
     least: Any
     """What it needs at any rate: of tensors that may be passed on tile by tile only the tiles there at a time."""
 
@@ -54,7 +56,7 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
     >>> spec, rows = {"Z": ("ij,jk->ik", "A", "B")}, ((2, 2, 2, 2), (8,))
     >>> g = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, spec, ["Z"], chunks={"A": rows, "B": rows})
     >>> held(g, g.nodes["Z"], {"i": 4, "j": 1, "k": 1}, Topology(workers=4))
-    Held(operands=(128, 512), partials=0, result=128, running=128, least=768)
+    Held(operands=(128, 512), partials=0, result=128, running=128, inside=128, least=768)
     """
     extents, expression = dict(node.extents), node.expression
     mine = -(-prod(parts.values()) // topology.workers)
@@ -86,7 +88,8 @@ def held(graph: EinGraph, node: Node, parts: Mapping[str, Any], topology: Topolo
     result = tile * results
     running = _lesser(tile * passing, result)
     needed = sum(least) + partials + (running if graph.may_pass_on(node.name) else result)
-    return Held(tuple(operands), partials, result, running, needed)
+    inside = _lesser(tile * at_once, result)
+    return Held(tuple(operands), partials, result, running, inside, needed)
 
 
 def _blocks_read(given: Given, labels: Labels, extents: Mapping[str, int], parts: Mapping[str, Any]) -> Any:
@@ -170,7 +173,8 @@ def timeline(
                 total += now - here[source]
                 here[source] = now
         # a tile that only one other wants goes when that is computed, which comes right after it
-        owned[node.name] = step.running if node.name in passing else step.result
+        inside = tasks[node.name] != node.name
+        owned[node.name] = step.inside if inside else step.running if node.name in passing else step.result
         here[node.name] = owned[node.name] + step.partials
         total += here[node.name]
         yield node.name, total, here

@@ -128,7 +128,9 @@ def test_only_a_reader_that_needs_no_more_runs_a_tile_of_its_source_itself() -> 
     assert streamed.may_inline("T", "Z")
     assert not graph.may_inline("T", "Z")  # BLAS wants its operands whole
     assert not streamed.may_inline("A", "T")  # nobody computes what is given
-    assert not streamed.may_inline("Z", "P")  # a product waits for its other operand, and reads more than that tile
+    assert not streamed.may_inline(
+        "Z", "P"
+    )  # a product waits for its other operand, and reads more than that tile
     assert streamed.may_inline("P", "S") and graph.may_inline("P", "S")  # there is nothing else to wait for
     assert not replace(streamed, outputs=(Output("T", "T"),)).may_inline("T", "Z")  # it has to leave as well
 

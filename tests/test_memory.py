@@ -109,10 +109,13 @@ def test_threads_compute_as_many_tiles_at_a_time() -> None:
 
 
 def test_of_what_one_tile_of_another_expression_wants_two_tiles_exist_at_a_time() -> None:
-    nodes = {"T": ("ij->ij", "A"), "U": ("ij->ij", "T")}
+    nodes = {"T": ("ij->ij", "A"), "U": ("ij,jk->ik", "T", "B")}
     two, base, cuts = Topology(workers=2), 3 * 256, {name: {"i": 8} for name in "TU"}
-    # four tiles a worker of 64 bytes: of T two at a time, of the result all
-    assert steps(graph(nodes, "U"), cuts, two) == [("T", base + 128), ("U", base + 128 + 256)]
+    # four tiles a worker of 64 bytes: of T two at a time, of the result all; and a copy of the other half of B
+    assert steps(graph(nodes, "U"), cuts, two) == [("T", base + 128), ("U", base + 128 + 256 + 256)]
+    # computed inside the task that wants it one
+    inside = {"T": ("ij->ij", "A"), "U": ("ij->ij", "T")}
+    assert steps(graph(inside, "U"), cuts, two) == [("T", base + 64), ("U", base + 64 + 256)]
     # what leaves, what has other tiles and what has two readers is held
     assert steps(graph(nodes, "TU"), cuts, two) == [("T", base + 256), ("U", base + 512)]
     assert steps(graph(nodes, "U"), cuts | {"U": {"i": 4}}, two)[0] == ("T", base + 256)
