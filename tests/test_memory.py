@@ -117,7 +117,7 @@ def test_of_what_one_tile_of_another_expression_wants_two_tiles_exist_at_a_time(
     inside = {"T": ("ij->ij", "A"), "U": ("ij->ij", "T")}
     assert steps(graph(inside, "U"), cuts, two) == [("T", base + 64), ("U", base + 64 + 256)]
     # what leaves, what has other tiles and what has two readers is held
-    assert steps(graph(nodes, "TU"), cuts, two) == [("T", base + 256), ("U", base + 512)]
+    assert steps(graph(inside, "TU"), cuts, two) == [("T", base + 256), ("U", base + 512)]
     assert steps(graph(nodes, "U"), cuts | {"U": {"i": 4}}, two)[0] == ("T", base + 256)
     twice = graph(nodes | {"V": ("ij->ij", "T")}, "UV")
     assert steps(twice, cuts | {"V": {"i": 8}}, two)[0] == ("T", base + 256)
