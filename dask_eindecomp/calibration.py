@@ -58,13 +58,13 @@ BLOCKS = 2
 """Blocks that a worker receives at once: Dask packs no more than three into one message."""
 SHIFTS = 2
 """Times that such blocks are sent in each repeat; the second ones go to memory that the first ones left."""
-SMALL_BLOCKS = 8
+SMALL_BLOCKS = 6
 """Small blocks that a worker receives from each sender."""
 SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
 PAIRS = 3
 """Times that others' small blocks and own ones are read in turn in each repeat; short ones are less often disturbed."""
-LEVELS = 7
+LEVELS = 6
 """Of a graph whose tasks read those of the level before, as a plan's do: waiting for them is part of what a task costs."""
 WIDTH = 5
 """Tasks of a level for each worker: about what a plan has, two or so a thread and the slices between."""
@@ -466,13 +466,13 @@ def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def _tile_seconds(side: int) -> float:
-    """Of a product of small matrices, computed as a plan's tile is; the median of several."""
+    """Of a product of small matrices, computed as a plan's tile is; the least of several."""
     lengths = tuple((label, side) for label in "ijk")
     piece = ((side,), (side,))
     operands = (("i", "j"), ("j", "k"))
     tile = Join("ij,jk->ik", operands, ("i", "k"), lengths, (piece, piece), Contraction("float64"))
     matrix = np.ones((side, side))
-    return median(_seconds(tile, matrix, matrix) for _ in range(SMALL_PRODUCTS))
+    return min(_seconds(tile, matrix, matrix) for _ in range(SMALL_PRODUCTS))
 
 
 def _busy(seconds: float) -> float:
