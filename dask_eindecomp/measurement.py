@@ -81,9 +81,21 @@ class Measured:
 
     @property
     def expected(self) -> Spent:
-        """All that was predicted together."""
-        traffic = self.plan.traffic
-        return Spent(traffic.nbytes, traffic.messages, self.plan.seconds, traffic.tasks, traffic.peak_nbytes)
+        """All that was predicted together; of a graph that is left to Dask as it came."""
+        traffic, seconds = self.plan.traffic, self.plan.seconds
+        if not self.applied and self.plan.baseline is not None and self.plan.baseline_seconds is not None:
+            traffic, seconds = self.plan.baseline, self.plan.baseline_seconds
+        return Spent(traffic.nbytes, traffic.messages, seconds, traffic.tasks, traffic.peak_nbytes)
+
+    @property
+    def applied(self) -> bool:
+        """Whether the plan was to run."""
+        return self.plan.verdict.startswith("applied")
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The last line of the table, cell by cell."""
+        return self._row("everything", self.total, self.expected)
 
     def __str__(self) -> str:
         """A table: measured of predicted, and where the two differ by more than a quarter."""
@@ -286,7 +298,8 @@ def _fill(found: Measured, record: Record, workers: Mapping[str, Seen | None]) -
     """Share out what happened among the expressions."""
     inside = {choice.name: choice.inside for choice in found.plan.choices}
     root = {name: _root(name, inside) for name in inside}
-    _predict(found, root)
+    if found.applied:
+        _predict(found, root)
     readers: dict[Any, list[Any]] = defaultdict(list)
     for key, sources in record.sources.items():
         for source in sources:

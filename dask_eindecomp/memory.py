@@ -136,7 +136,7 @@ def timeline(
     order = {name: number for number, name in enumerate(graph.nodes)}
     # what is computed inside the tasks of another goes on until these are done
     tasks: dict[str, str] = {}
-    for name in reversed(graph.nodes):
+    for name in reversed([*graph.nodes]):
         into = single.get(name, "")
         tasks[name] = tasks[into] if into and graph.inlines(name, into, partitions) else name
     ending: dict[str, list[str]] = {}

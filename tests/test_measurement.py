@@ -100,6 +100,18 @@ def test_what_is_no_part_of_the_plan_is_told_apart(client: Client) -> None:
     assert "no task of a plan ran" in str(measured)
 
 
+def test_what_is_left_to_dask_is_compared_with_the_graph_as_it_came(client: Client) -> None:
+    a = held(client, 120, 120, seed=1)
+    hook = EinDecomp(margin=1.0, topology=explain(a @ a).topology)
+    plan = explain(a @ a, hook=hook)
+    assert plan.verdict.startswith("left to Dask") and plan.baseline is not None
+    with dask.config.set(array_optimize=hook), measure(client, plan) as measured:
+        wait((a @ a).persist())
+    assert measured.happened.keys() == {OUTSIDE} and not measured.predicted
+    assert measured.expected.tasks == plan.baseline.tasks == measured.total.tasks
+    assert "left to Dask" in str(measured)
+
+
 def test_the_peak_of_memory_is_seen(client: Client) -> None:
     plan = explain(held(client, 8, 8, seed=2))
     with measure(client, plan) as measured:
@@ -142,7 +154,7 @@ def choice(name: str, inside: str = "", **traffic: int) -> Choice:
 
 
 def plan_of(*choices: Choice) -> Plan:
-    return Plan(choices, 1.0, "seconds", Topology(workers=2))
+    return Plan(choices, 1.0, "seconds", Topology(workers=2), verdict="applied: forced")
 
 
 def step(start: float, stop: float) -> dict[str, Any]:
