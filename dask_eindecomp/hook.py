@@ -191,8 +191,11 @@ class EinDecomp:
         assert plan.baseline is not None and plan.baseline_seconds is not None
         if beyond := _beyond(lifted.graph, plan.baseline, **self._limits()):
             return f"applied: as it came, {beyond}"
-        if plan.seconds > (1 - margin) * plan.baseline_seconds:
-            return f"left to Dask: not {margin:.0%} cheaper than the graph as it came"
+        more = plan.traffic.nbytes > plan.baseline.nbytes
+        wanted = max(margin, DEARER) if more else margin
+        if plan.seconds > (1 - wanted) * plan.baseline_seconds:
+            ships = "ships more than the graph as it came, and " if more else ""
+            return f"left to Dask: {ships}not {wanted:.0%} cheaper than {'it' if more else 'the graph as it came'}"
         return (
             f"applied: about {plan.baseline_seconds / plan.seconds:.1f} times as fast as the graph as it came"
         )
@@ -219,6 +222,10 @@ class EinDecomp:
         gathering = {end: found.get(array[0][0], dsk.layers[end]) for end, array in ends.items()}
         return taken_over(apply(inner, rest, lifted, graph, plan, gathering), keys, _known(self.home))
 
+
+DEARER = 0.2
+"""Share by which a plan must be cheaper that ships more than the graph as it came: sending takes processors' time, and
+graphs that send little run as they came for less than is predicted."""
 
 eindecomp = EinDecomp()
 """The hook with default settings."""
