@@ -87,7 +87,7 @@ class _Placing:
         self.stocks: dict[str, Stock] = {}
         self.placed: dict[str, _Placed] = {}
         self.bound: dict[str, Workers] = {}
-        """Workers of the blocks of an expression whose tiles are computed inside another's tasks, or do so themselves."""
+        """Workers of the tiles of an expression that are computed inside another's tasks, or take others' in."""
         self.fresh: dict[object, Stock] = {}
         """Tensors of which nothing was fetched yet, by chunks and owners: those that lie alike are one."""
         self.alike: dict[object, _Placed] = {}
@@ -145,7 +145,7 @@ class _Placing:
                 there = self.stocks[source].there(grid) * self.graph.itemsize(source)
                 operands.append(_Operand(there, _sizes(grid) * self.graph.itemsize(source), number))
         if node.name in self.bound:
-            tiles = self.bound[node.name][_numbers(shape, labels, node.expression.output)]
+            tiles = self.bound[node.name]
         else:
             tiles = self.best(node, shape, operands, counted)
         repartition, joined = Traffic(), Traffic()
@@ -179,14 +179,14 @@ class _Placing:
         blocks = np.empty(len(tiles), dtype=np.int64)
         blocks[output] = tiles
         theirs = blocks[_numbers(shape, labels, reader.expression.operands[readers[0][1]])]
-        for name, operand in (
-            (reader.name, reader.expression.output),
-            *zip(reader.inputs, reader.expression.operands),
-        ):
-            if name == reader.name or self.graph.inlines(name, reader.name, self.partitions):
-                bound = np.empty(len(tiles), dtype=np.int64)
-                bound[_numbers(shape, labels, operand)] = theirs
-                self.bound[name] = bound
+        self.bound[reader.name] = theirs
+        for name, operand in zip(reader.inputs, reader.expression.operands):
+            if self.graph.inlines(name, reader.name, self.partitions):
+                wanted = np.empty(len(tiles), dtype=np.int64)
+                wanted[_numbers(shape, labels, operand)] = theirs
+                source = self.graph.nodes[name].expression
+                own = tuple(self.partitions[name].parts[label] for label in source.labels)
+                self.bound[name] = wanted[_numbers(own, source.labels, source.output)]
 
     def is_small(self, source: str, wanted: Chunks) -> bool:
         """Whether a tensor falls into few enough pieces to look at each."""

@@ -332,6 +332,22 @@ def test_expressions_that_are_computed_in_one_task_are_on_one_worker() -> None:
     assert (total.nbytes, total.messages) == fetched(graph, lowered, placement)
 
 
+@pytest.mark.parametrize("parts", [{"i": 2, "j": 2}, {"j": 4}, {"i": 2, "k": 2}])
+def test_partial_results_are_made_where_what_they_add_up_is_computed(parts: dict[str, int]) -> None:
+    nodes = {"T": ("ij,kj->ikj", "A", "B"), "U": ("ikj->ikj", "T"), "V": ("ikj->ik", "U")}
+    graph = EinGraph.from_spec({"A": (8, 8), "B": (8, 8)}, nodes, ["V"], chunks=dict.fromkeys("AB", ROWS))
+    partitions = cut(graph, T=parts, U=parts, V=parts)
+    assert graph.inlines("T", "U", partitions) and graph.inlines("U", "V", partitions)
+    placement = place(graph, partitions, FOUR)
+    assert all(placement.shipped[name].repartition.nbytes == 0 for name in "UV")
+    assert placement.tiles["T"].tolist() == placement.tiles["U"].tolist()
+    total = sum(
+        (part for one in placement.shipped.values() for part in (one.join, one.aggregate, one.repartition)),
+        placement.delivery,
+    )
+    assert (total.nbytes, total.messages) == fetched(graph, lower(graph, partitions, placement), placement)
+
+
 def test_a_tensor_in_too_many_pieces_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = EinGraph.from_spec({"A": (8, 8)}, {"Z": ("ij->i", "A")}, ["Z"], chunks={"A": ROWS})
     partitions = cut(graph, Z={"i": 4})
