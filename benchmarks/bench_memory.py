@@ -2,6 +2,7 @@
 
 Sums of exponentials of a product of thin matrices, which is large, on worker processes: plans without a limit, measures
 the peak of every worker above idle, then plans again with half of the predicted peak as the limit and measures that.
+With ``--against-dask`` two large problems of the gallery instead, planned and by plain Dask, inputs included.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import dask
 import dask.array as da
 from distributed import Client, LocalCluster, wait
 
-from dask_eindecomp import EinDecomp, explain
+from benchmarks.bench_wall import SHAPES, optimiser
+from benchmarks.inputs import persisted
+from benchmarks.problems import GALLERY
+from dask_eindecomp import EinDecomp, calibrate, explain, register
 from dask_eindecomp.plan import Plan
 
 
@@ -61,6 +65,35 @@ def measured(client: Client, rows: int, hook: EinDecomp) -> tuple[Plan, Mapping[
     return plan, {address: peaks[address] - idle[address] for address in peaks}
 
 
+LARGE: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "chain_square": {name: (3200, 3200) for name in "ABCDE"},
+    "attention": {**SHAPES["attention"], "x": (2048, 1024)},
+}
+
+
+def against_dask(client: Client, name: str, hook: EinDecomp) -> None:
+    """A line for a problem: predicted, planned and plain Dask's peak on the worker that held most."""
+    peaks: dict[bool, int] = {}
+    for planned in (True, False):
+        client.run(trim)
+        idle = client.run(start_of_peak)
+        arrays = persisted(client, GALLERY[name], LARGE[name])
+        results = GALLERY[name].expression(**arrays)
+        plan = explain(*results, hook=hook)
+        with optimiser(hook if planned else None):
+            done = dask.persist(*results)
+            wait(done)
+        found = client.run(peak)
+        peaks[planned] = max(found[address] - idle[address] for address in found)
+        del done, results, arrays
+        client.run(lambda: None)
+    print(
+        f"{name:14} predicted {plan.traffic.peak_nbytes / 1e6:6.0f} MB  planned {peaks[True] / 1e6:6.0f} MB"
+        f"  plain Dask {peaks[False] / 1e6:6.0f} MB",
+        flush=True,
+    )
+
+
 def report(title: str, plan: Plan, peaks: Mapping[str, int]) -> None:
     """One line: predicted, measured on the worker that held most, and the ratio."""
     predicted, most = plan.traffic.peak_nbytes, max(peaks.values())
@@ -76,6 +109,7 @@ def main() -> None:
     """Measure without and with the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=11_500)
+    parser.add_argument("--against-dask", action="store_true", help="chain_square and attention instead")
     options = parser.parse_args()
     blas = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with (
@@ -84,6 +118,12 @@ def main() -> None:
         ) as cluster,
         Client(cluster) as client,
     ):
+        if options.against_dask:
+            register(client)
+            hook = EinDecomp(topology=calibrate(client))
+            for name in LARGE:
+                against_dask(client, name, hook)
+            return
         measured(client, 400, EinDecomp(force=True))  # what is imported once is part of idle
         free = EinDecomp(force=True)
         plan, peaks = measured(client, options.rows, free)
