@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -237,6 +237,7 @@ class Sampler(threading.Thread):
 
     def __init__(self, ahead: float, idle: int) -> None:
         super().__init__(name="eindecomp-memory", daemon=True)
+        self.remembered: int | None = None
         self.ahead, self.idle = ahead, idle
         """Seconds that the scheduler's clock is ahead, and bytes of the process without its data."""
         self.samples: list[tuple[float, int]] = []
@@ -259,8 +260,8 @@ class Seen:
     """Bytes of its process before, data not counted."""
     samples: list[tuple[float, int]]
     """When it had how many bytes."""
-    fetched: list[tuple[float, Mapping[Any, int]]]
-    """When what came from other workers, with its bytes."""
+    fetched: list[dict[Any, int]]
+    """What came from other workers, with its bytes."""
 
 
 def _begin(name: str, dask_worker: Any) -> None:
@@ -269,6 +270,9 @@ def _begin(name: str, dask_worker: Any) -> None:
     _trim()
     held = sum(getattr(one, "nbytes", 0) for one in dask_worker.data.values())
     sampler = Sampler(dask_worker.scheduler_delay, Process().memory_info().rss - held)
+    # Dask has workers remember so many transfers, or none; for now it is all of them
+    sampler.remembered = dask_worker.transfer_incoming_log.maxlen
+    dask_worker.transfer_incoming_log = deque(dask_worker.transfer_incoming_log)
     SAMPLERS[name, dask_worker.address] = sampler
     sampler.start()
 
@@ -279,8 +283,10 @@ def _end(name: str, since: float, dask_worker: Any) -> Seen | None:
         return None
     sampler.done.set()
     sampler.join()
-    log = [one for one in dask_worker.transfer_incoming_log if one["stop"] >= since]
-    return Seen(sampler.idle, sampler.samples, [(one["start"], dict(one["keys"])) for one in log])
+    every = dask_worker.transfer_incoming_log
+    dask_worker.transfer_incoming_log = deque(every, sampler.remembered)
+    fetched = [dict(one["keys"]) for one in every if one["stop"] >= since]
+    return Seen(sampler.idle, sampler.samples, fetched)
 
 
 def _trim() -> None:
@@ -300,6 +306,32 @@ def _fill(found: Measured, record: Record, workers: Mapping[str, Seen | None]) -
     root = {name: _root(name, inside) for name in inside}
     if found.applied:
         _predict(found, root)
+    owners = _owners(record, root)
+    tasks: dict[str, set[Any]] = defaultdict(set)
+    spans: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for key, worker, steps in record.runs:
+        owner = owners.get(key, OUTSIDE)
+        tasks[owner].add(key)
+        spans[owner][worker] += [(step["start"], step["stop"]) for step in steps]
+    shipped = _shipped(record, owners, workers)
+    every = [span for mine in spans.values() for several in mine.values() for span in several]
+    if every:
+        found.seconds = max(stop for _, stop in every) - min(start for start, _ in every)
+    known = {worker: seen for worker, seen in workers.items() if seen is not None}
+    found.peak_nbytes = max((_peak(seen) for seen in known.values()), default=0)
+    for name in sorted(tasks.keys() | shipped.keys(), key=lambda one: (one not in root, one)):
+        mine = spans[name]
+        found.happened[name] = Spent(
+            sum(shipped[name]),
+            len(shipped[name]),
+            max(map(_covered, mine.values()), default=0.0),
+            len(tasks[name]),
+            max((_peak(known[worker], when) for worker, when in mine.items() if worker in known), default=0),
+        )
+
+
+def _owners(record: Record, root: Mapping[str, str]) -> dict[Any, str]:
+    """The expression that each task is for."""
     readers: dict[Any, list[Any]] = defaultdict(list)
     for key, sources in record.sources.items():
         for source in sources:
@@ -307,7 +339,6 @@ def _fill(found: Measured, record: Record, workers: Mapping[str, Seen | None]) -
     owners: dict[Any, str] = {}
 
     def owner(key: Any) -> str:
-        """The expression that a task is for."""
         if key not in owners:
             kind, _, name = record.purposes.get(key, "").partition(" ")
             if kind == "repartition":
@@ -317,36 +348,24 @@ def _fill(found: Measured, record: Record, workers: Mapping[str, Seen | None]) -
                 owners[key] = root.get(name, OUTSIDE)
         return owners[key]
 
-    spans: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    tasks: dict[str, set[Any]] = defaultdict(set)
-    ran: dict[Any, list[tuple[float, str, Any]]] = defaultdict(list)
+    return {key: owner(key) for key in record.sources}
+
+
+def _shipped(
+    record: Record, owners: Mapping[Any, str], workers: Mapping[str, Seen | None]
+) -> dict[str, list[int]]:
+    """Bytes of every block and piece that was shipped, by the expression of the first task there that reads it."""
+    ran: dict[Any, list[tuple[float, str]]] = defaultdict(list)
     for key, worker, steps in record.runs:
-        tasks[owner(key)].add(key)
-        spans[owner(key), worker] += [(step["start"], step["stop"]) for step in steps]
         for source in record.sources.get(key, ()):
-            ran[source, worker].append((min(step["start"] for step in steps), owner(key), key))
-    shipped: dict[str, list[int]] = defaultdict(list)
+            ran[source, worker].append((min(step["start"] for step in steps), owners.get(key, OUTSIDE)))
+    found: dict[str, list[int]] = defaultdict(list)
     for worker, seen in workers.items():
-        for _, keys in seen.fetched if seen else ():
+        for keys in seen.fetched if seen else ():
             for key, nbytes in keys.items():
-                # it came for the first task there that reads it
-                taken = min(ran.get((key, worker), ()), default=(0.0, OUTSIDE, key), key=lambda one: one[0])
-                shipped[taken[1]].append(nbytes)
-    every = [span for several in spans.values() for span in several]
-    if every:
-        found.seconds = max(stop for _, stop in every) - min(start for start, _ in every)
-    found.peak_nbytes = _peak(workers.items())
-    for name in sorted(tasks.keys() | shipped.keys(), key=lambda one: (one not in root, one)):
-        mine = {worker: several for (one, worker), several in spans.items() if one == name}
-        found.happened[name] = Spent(
-            sum(shipped[name]),
-            len(shipped[name]),
-            max((_covered(several) for several in mine.values()), default=0.0),
-            len(tasks[name]),
-            _peak(
-                (worker, workers[worker], several) for worker, several in mine.items() if worker in workers
-            ),
-        )
+                _, owner = min(ran.get((key, worker), ()), default=(0.0, OUTSIDE))
+                found[owner].append(nbytes)
+    return found
 
 
 def _root(name: str, inside: Mapping[str, str]) -> str:
@@ -399,14 +418,14 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _peak(workers: Iterable[Any]) -> int:
-    """Most bytes that one of some workers held above idle, within spans of time where there are any."""
-    most = 0
-    for _, seen, *when in workers:
-        if seen is None:
-            continue
-        spans = sorted(when[0]) if when else None
-        for at, rss in seen.samples:
-            if spans is None or any(start <= at <= stop for start, stop in spans):
-                most = max(most, rss - seen.idle)
-    return most
+def _peak(seen: Seen, when: Iterable[tuple[float, float]] | None = None) -> int:
+    """Most bytes that a worker held above idle, within spans of time if any are given."""
+    spans = None if when is None else [*when]
+    return max(
+        (
+            rss - seen.idle
+            for at, rss in seen.samples
+            if spans is None or any(start <= at <= stop for start, stop in spans)
+        ),
+        default=0,
+    )
