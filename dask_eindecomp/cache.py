@@ -109,6 +109,7 @@ def _renamed(plan: Plan, graph: EinGraph) -> Plan:
     """The same plan under the names of an equal graph."""
     if tuple(plan.partitions) == tuple(graph.nodes) and plan.left_alone == graph.left_alone:
         return plan
+    names = dict(zip(plan.partitions, graph.nodes)) | {"": ""}
     choices = tuple(
         Choice(
             node.name,
@@ -120,6 +121,7 @@ def _renamed(plan: Plan, graph: EinGraph) -> Plan:
             one.seconds,
             one.reason,
             node.title or node.name,
+            names[one.inside],
         )
         for one, node in zip(plan.choices, graph.nodes.values())
     )
