@@ -49,7 +49,7 @@ TURNS = 3
 """Of all that one thread does, in each repeat."""
 DTYPES = ("float64", "float32", "complex64", "complex128")
 """Element types BLAS has; the first is what the others are compared with."""
-BUSY = 0.3
+BUSY = 0.2
 """Seconds for which all threads multiply at once: long beside the time between the first start and the last."""
 VECTOR_NBYTES = 32 << 20
 """Longer than any cache."""
@@ -58,13 +58,13 @@ BLOCKS = 2
 """Blocks that a worker receives at once: Dask packs no more than three into one message."""
 SHIFTS = 2
 """Times that such blocks are sent in each repeat; the second ones go to memory that the first ones left."""
-SMALL_BLOCKS = 6
+SMALL_BLOCKS = 8
 """Small blocks that a worker receives from each sender."""
 SENDERS = 3
 """Workers at most from which one worker receives small blocks: more messages for the same tasks."""
 PAIRS = 3
 """Times that others' small blocks and own ones are read in turn in each repeat; short ones are less often disturbed."""
-LEVELS = 6
+LEVELS = 5
 """Of a graph whose tasks read those of the level before, as a plan's do: waiting for them is part of what a task costs."""
 WIDTH = 5
 """Tasks of a level for each worker: about what a plan has, two or so a thread and the slices between."""
