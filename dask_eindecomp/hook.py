@@ -224,8 +224,7 @@ class EinDecomp:
 
 
 DEARER = 0.2
-"""Share by which a plan must be cheaper that ships more than the graph as it came: sending takes processors' time, and
-graphs that send little run as they came for less than is predicted."""
+"""Share by which a plan must be cheaper that ships more than the graph as it came: sending takes processors' time."""
 
 eindecomp = EinDecomp()
 """The hook with default settings."""

@@ -138,7 +138,7 @@ def lift(dsk: HighLevelGraph, keys: Any, array_types: frozenset[str] = ARRAY_TYP
         lifter.take(name)
     blocks: Mapping[str, int] | None = None
     # culling writes every task of some layers out
-    if not lifter.is_whole(Counter(key[0] for key in flat if isinstance(key, tuple))):
+    if not lifter.is_whole(Counter(key[0] for key in {*flat} if isinstance(key, tuple))):
         # a diagonal whose axes are cut differently is a graph that Dask cannot write out
         with suppress(ValueError):
             blocks = _blocks_by_name(dsk.cull(set(flat)))

@@ -169,9 +169,9 @@ def measuring(client: Any, plan: Plan) -> Iterator[Measured]:
     found = Measured(plan)
     name = f"eindecomp-measure-{uuid4().hex}"
     client.register_plugin(Recorder(), name=name)
-    client.run(_begin, name)
     since = time.time()
     try:
+        client.run(_begin, name)
         yield found
     finally:
         workers = client.run(_end, name, since)
