@@ -30,7 +30,7 @@ import numpy as np
 from dask_eindecomp.kernels import Contraction, Join
 from dask_eindecomp.topology import PASSES, Topology, TopologyError, host_of
 
-__all__ = ["Calibration", "calibration"]
+__all__ = ["Calibration", "ask_workers", "calibration"]
 
 Seconds = Mapping[str, float]
 """By piece of work."""
@@ -177,12 +177,19 @@ def calibration(client: Any, repeats: int = 3) -> Calibration:
 # the workers
 
 
+def ask_workers(client: Any) -> dict[str, Any]:
+    """What a client's scheduler says of each of its workers, by address.
+
+    ``Client.scheduler_info`` gives what was heard last, which may be the answer to the question that the client itself
+    asks every two seconds, and that lists no workers.
+    """
+    every = {"n_workers": -1} if "n_workers" in signature(client.scheduler_info).parameters else {}
+    return dict(client.sync(client.scheduler.identity, **every)["workers"])
+
+
 def _workers(client: Any) -> Topology:
     """How many there are, their threads, memory and addresses; the figures are not measured yet."""
-    every = {"n_workers": -1} if "n_workers" in signature(client.scheduler_info).parameters else {}
-    # asked of the scheduler itself: Client.scheduler_info gives what was heard last, which may be the answer to the
-    # client's own question that it asks every two seconds and that lists no workers
-    workers = client.sync(client.scheduler.identity, **every)["workers"]
+    workers = ask_workers(client)
     if not workers:
         raise TopologyError(
             f"the scheduler at {client.scheduler.address} has no workers; expected at least 1, "

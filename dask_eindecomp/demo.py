@@ -25,6 +25,7 @@ import numpy as np
 from dask.array.optimization import optimize as dask_optimize
 
 from dask_eindecomp import minilm
+from dask_eindecomp.calibration import ask_workers
 
 __all__ = ["main"]
 
@@ -250,7 +251,7 @@ def _spread(client: Any, workload: Workload) -> dict[str, Any]:
     Every call makes new blocks under new keys.  With the old keys a result that still lives would be looked
     up instead of computed, and workers would still hold the copies they fetched for an earlier run.
     """
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(ask_workers(client))
     blocks: dict[str, dict[tuple[Any, ...], Any]] = {worker: {} for worker in workers}
     names = {name: f"input-{name}-{uuid4().hex}" for name in workload.arrays}
     for turn, (name, array) in enumerate(workload.arrays.items()):

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from inspect import signature
 from itertools import product
 from math import prod
 from typing import Any
@@ -28,6 +27,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.system import CPU_COUNT
 
 from dask_eindecomp.cache import Plans
+from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.config import setting
 from dask_eindecomp.contract import contract, pairwise_flops
 from dask_eindecomp.cost import Traffic
@@ -450,12 +450,8 @@ def _workers_found(home: str | None) -> Topology:
         return _of_workers(sorted(found))
     client = _client_here()
     if client is not None:
-        every = {"n_workers": -1} if "n_workers" in signature(client.scheduler_info).parameters else {}
-        # asked of the scheduler: what the client heard last may be an answer that lists five workers, or none
-        workers = client.sync(client.scheduler.identity, **every)["workers"]
-        return _of_workers(
-            [(a, int(w["nthreads"]), int(w["memory_limit"] or 0)) for a, w in sorted(workers.items())]
-        )
+        asked = sorted(ask_workers(client).items())
+        return _of_workers([(a, int(w["nthreads"]), int(w["memory_limit"] or 0)) for a, w in asked])
     return _of_this_process()
 
 

@@ -216,6 +216,16 @@ def test_without_the_model_attention_runs_both_ways(capsys: pytest.CaptureFixtur
     assert "nearest sentence" not in printed
 
 
+def test_inputs_are_spread_though_the_client_has_just_heard_of_no_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workload = small_attention()
+    with demo._cluster(2, 1) as client:
+        monkeypatch.setattr(client, "scheduler_info", lambda n_workers=-1: {"workers": {}})
+        lazy = demo._spread(client, workload)
+        np.testing.assert_array_equal(lazy["x"].compute(), workload.arrays["x"])
+
+
 @needs_model
 @pytest.mark.slow
 def test_with_the_model_the_nearest_of_each_sentence_is_printed(

@@ -20,6 +20,7 @@ from distributed import Client, get_task_stream, wait
 
 import dask_eindecomp.hook
 from dask_eindecomp import EinDecomp, Topology, eindecomp, explain
+from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.lift import ShapeError
 from tests.cluster import cluster
 
@@ -100,7 +101,7 @@ def test_the_plan_is_made_for_the_schedulers_workers(client: Client, run: str) -
 
 def test_the_owners_of_persisted_blocks_are_planned_with(client: Client) -> None:
     x = numbers(600, 600)
-    addresses = sorted(client.scheduler_info()["workers"])
+    addresses = sorted(ask_workers(client))
     blocks = {
         ("held", n, 0): client.submit(
             np.array, x[n * 200 : (n + 1) * 200], key=("held", n, 0), workers=[addresses[2 - n]]
@@ -135,7 +136,7 @@ def test_every_contraction_of_a_chain_keeps_all_workers_busy(client: Client) -> 
 def test_explain_names_the_clusters_workers(client: Client) -> None:
     x = da.ones((64, 64), chunks=16)
     topology = explain(x @ x).topology
-    assert topology.addresses == tuple(sorted(client.scheduler_info()["workers"]))
+    assert topology.addresses == tuple(sorted(ask_workers(client)))
     assert topology.memory == 2 << 30
 
 

@@ -26,6 +26,7 @@ from dask.system import CPU_COUNT
 
 import dask_eindecomp
 from dask_eindecomp import EinDecomp, QueryPlanningError, Topology, eindecomp, explain, hook, optimize
+from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.lift import ShapeError
 from dask_eindecomp.topology import TopologyError
 
@@ -596,7 +597,7 @@ def test_a_client_brings_its_workers(local: Any) -> None:
     with local.as_current():
         topology = hook.find_topology()
     assert (topology.workers, topology.threads, topology.memory) == (3, 2, 1 << 30)
-    assert topology.addresses == tuple(sorted(local.scheduler_info()["workers"]))
+    assert topology.addresses == tuple(sorted(ask_workers(local)))
 
 
 def test_explain_plans_what_a_cluster_would_run(local: Any) -> None:
@@ -626,7 +627,7 @@ def test_a_cluster_of_this_process_is_found_from_its_scheduler(
         np.testing.assert_allclose((a @ a).compute(), x @ x)
     (topology,) = found
     assert (topology.workers, topology.threads) == (3, 2)
-    assert topology.addresses == tuple(sorted(local.scheduler_info()["workers"]))
+    assert topology.addresses == tuple(sorted(ask_workers(local)))
 
 
 def test_of_two_schedulers_in_one_process_each_plans_with_its_own_workers(

@@ -28,6 +28,7 @@ from distributed.core import Status
 from benchmarks.inputs import persisted, sent
 from benchmarks.problems import GALLERY
 from dask_eindecomp import EinDecomp, explain, register
+from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.scheduler import KeepsPlaced, Placing, dask_setup
 from tests.cluster import Machines, machines
 
@@ -58,7 +59,7 @@ def cluster(
 
 def filled(mine: Machines, client: Client, workers: int) -> None:
     """See to it that there are so many workers."""
-    for _ in range(workers - len(client.scheduler_info(n_workers=-1)["workers"])):
+    for _ in range(workers - len(ask_workers(client))):
         mine.add_worker()
     client.wait_for_workers(workers, timeout=60)
 
@@ -136,7 +137,7 @@ def test_workers_retired_at_any_moment_change_no_result(cluster: tuple[Machines,
     for turn in range(10):
         filled(mine, client, 4)
         x, a = inputs(client, seed=turn)
-        victim = draw.choice(sorted(client.scheduler_info(n_workers=-1)["workers"]))
+        victim = draw.choice(sorted(ask_workers(client)))
         with dask.config.set(array_optimize=PLANNED):
             future = client.compute(expression(a))
             time.sleep(draw.uniform(0, 0.3))
@@ -156,7 +157,7 @@ def test_a_paused_worker_holds_nothing_up(tmp_path: Path, preload: str) -> None:
         filled(mine, client, 3)
         with client.as_current(), dask.config.set(scheduler=client.get):
             x, a = inputs(client, seed=3)
-        address = sorted(client.scheduler_info(n_workers=-1)["workers"])[0]
+        address = sorted(ask_workers(client))[0]
         with dask.config.set(array_optimize=PLANNED):
             future = client.compute(expression(a))
             client.run(pause, status="paused", workers=[address])
@@ -353,9 +354,7 @@ def test_workers_get_tiles_in_proportion_to_their_threads(uneven: Client) -> Non
         with get_task_stream(uneven) as stream:
             np.testing.assert_allclose((a @ a).compute(), x @ x)
     assert plan.topology.slots == 8 and plan.topology.memory == 1 << 30
-    threads = {
-        address: one["nthreads"] for address, one in uneven.scheduler_info(n_workers=-1)["workers"].items()
-    }
+    threads = {address: one["nthreads"] for address, one in ask_workers(uneven).items()}
     ran = Counter(one["worker"] for one in stream.data if str(one["key"]).startswith("('join-"))
     assert sum(ran.values()) == plan.choices[-1].tiles
     for address, count in threads.items():
