@@ -15,6 +15,7 @@ True
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,7 +25,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from dask_eindecomp import minilm
+from dask_eindecomp import einsum, minilm
 
 Shape = tuple[int, ...]
 Chunks = tuple[tuple[int, ...], ...]
@@ -129,6 +130,38 @@ def _mttkrp_shapes(extent: int, rank: int) -> dict[str, Shape]:
 
 def _ttm_shapes(extent: int, rank: int) -> dict[str, Shape]:
     return {"X": (extent, extent, extent), "A": (extent, rank), "B": (extent, rank), "C": (extent, rank)}
+
+
+def _neighbour_shapes(queries: int, points: int, features: int) -> dict[str, Shape]:
+    return {"X": (queries, features), "Y": (points, features)}
+
+
+def _mixture_shapes(samples: int, features: int, components: int) -> dict[str, Shape]:
+    of_each = (components, features)
+    return {
+        "X": (samples, features),
+        "logits": (components,),
+        "means": of_each,
+        "log_variances": of_each,
+    }
+
+
+def _cp_als_shapes(shape: Shape, rank: int) -> dict[str, Shape]:
+    return {"X": shape, "B": (shape[1], rank), "C": (shape[2], rank)}
+
+
+def _coupled_cluster_shapes(o: int, v: int) -> dict[str, Shape]:
+    return {
+        "t": (o, o, v, v),
+        "oooo": (o, o, o, o),
+        "oovv": (o, o, v, v),
+        "ovvo": (o, v, v, o),
+        "vvvv": (v, v, v, v),
+    }
+
+
+def _circuit_shapes(qubits: int) -> dict[str, Shape]:
+    return {"state": (2,) * qubits, "angles": (2, qubits)}
 
 
 def _ffnn_shapes(batch: int, features: int, hidden: int, labels: int) -> dict[str, Shape]:
@@ -263,6 +296,162 @@ def distances_reference(X, Y):
     return (np.stack([((Y - row) ** 2).sum(axis=1) for row in X]),)
 
 
+def nearest(X, Y):
+    """Squared distances of every query to the three points nearest to it."""
+    distances = einsum("ik,jk->ij", X, Y, join="squared_difference")
+    return (da.topk(distances, -3, axis=1),)
+
+
+def nearest_reference(X, Y):
+    return (np.stack([np.sort(((Y - row) ** 2).sum(axis=1))[:3] for row in X]),)
+
+
+def manhattan(X, Y):
+    """Distances along the axes of every query to the three points nearest to it."""
+    distances = einsum("ik,jk->ij", X, Y, join="absolute_difference")
+    return (da.topk(distances, -3, axis=1),)
+
+
+def manhattan_reference(X, Y):
+    return (np.stack([np.sort(np.linalg.norm(Y - row, ord=1, axis=1))[:3] for row in X]),)
+
+
+def shortest_paths(W):
+    """Lengths of the shortest paths between all nodes of a graph, by squaring in the (min, +) semiring."""
+    nodes = da.arange(len(W), chunks=W.chunks[0])
+    lengths = da.where(nodes[:, None] == nodes, 0, abs(W))
+    for _ in range(
+        math.ceil(math.log2(len(W)))
+    ):  # after so many squarings paths may have any number of edges
+        lengths = einsum("ik,kj->ij", lengths, lengths, join="add", aggregate="min")
+    return (lengths,)
+
+
+def shortest_paths_reference(W):
+    lengths = np.abs(W)
+    np.fill_diagonal(lengths, 0)
+    for through in range(len(W)):  # Floyd and Warshall
+        lengths = np.minimum(lengths, np.add.outer(lengths[:, through], lengths[through]))
+    return (lengths,)
+
+
+def mixture_step(X, logits, means, log_variances):
+    """One step of fitting a mixture of normal distributions with diagonal covariances: weights, means, variances."""
+    precisions = da.exp(-log_variances)
+    distances = X**2 @ precisions.T - 2 * (X @ (means * precisions).T) + (means**2 * precisions).sum(axis=1)
+    joint = logits - (distances + log_variances.sum(axis=1)) / 2
+    shares = da.exp(joint - einsum("nk->n", joint, aggregate="logsumexp")[:, None])
+    counts = shares.sum(axis=0)
+    new_means = shares.T @ X / counts[:, None]
+    return counts / len(X), new_means, shares.T @ X**2 / counts[:, None] - new_means**2
+
+
+def mixture_reference(X, logits, means, log_variances):
+    deviations = np.exp(log_variances / 2)
+    densities = [
+        logit - (((X - mean) / deviation) ** 2).sum(axis=1) / 2 - np.log(deviation).sum()
+        for logit, mean, deviation in zip(logits, means, deviations)
+    ]
+    shares = np.exp(densities - np.logaddexp.reduce(densities, axis=0))
+    new_means = [np.average(X, axis=0, weights=share) for share in shares]
+    variances = [np.average((X - mean) ** 2, axis=0, weights=one) for mean, one in zip(new_means, shares)]
+    return shares.mean(axis=1), np.stack(new_means), np.stack(variances)
+
+
+def cp_als(X, B, C):
+    """One sweep of alternating least squares for a CP decomposition: all three factors anew."""
+    A = _over(da.einsum("ijk,ja,ka->ia", X, B, C), (B.T @ B) * (C.T @ C))
+    B = _over(da.einsum("ijk,ia,ka->ja", X, A, C), (A.T @ A) * (C.T @ C))
+    C = _over(da.einsum("ijk,ia,ja->ka", X, A, B), (A.T @ A) * (B.T @ B))
+    return A, B, C
+
+
+def _over(products, gram):
+    """Products times the inverse of a small matrix."""
+    return products @ gram.rechunk(gram.shape).map_blocks(np.linalg.inv, dtype=gram.dtype)
+
+
+def cp_als_reference(X, B, C):
+    factors = [None, B, C]
+    for mode in range(3):
+        one, other = factors[:mode] + factors[mode + 1 :]
+        khatri_rao = (one[:, None, :] * other[None, :, :]).reshape(-1, one.shape[1])
+        unfolded = np.moveaxis(X, mode, 0).reshape(X.shape[mode], -1)
+        factors[mode] = np.linalg.lstsq(khatri_rao, unfolded.T, rcond=None)[0].T
+    return tuple(factors)
+
+
+def coupled_cluster(t, oooo, oovv, ovvo, vvvv):
+    """Some terms of the equations of coupled cluster doubles: ladders, rings, and one quadratic in amplitudes."""
+    particles = da.einsum("abef,ijef->ijab", vvvv, t) / 2
+    holes = da.einsum("mnij,mnab->ijab", oooo, t) / 2
+    ring = da.einsum("mbej,imae->ijab", ovvo, t)
+    ring = ring - ring.transpose(1, 0, 2, 3)
+    ring = ring - ring.transpose(0, 1, 3, 2)
+    quadratic = da.einsum("mnef,ijef,mnab->ijab", oovv, t, t, optimize=True) / 4
+    return (oovv + particles + holes + ring + quadratic,)
+
+
+def coupled_cluster_reference(t, oooo, oovv, ovvo, vvvv):
+    o, v = t.shape[1:3]
+    amplitudes = t.reshape(o * o, v * v)
+    pairs = oooo.reshape(o * o, o * o) + oovv.reshape(o * o, v * v) @ amplitudes.T / 2
+    ladders = (amplitudes @ vvvv.reshape(v * v, v * v).T + pairs.T @ amplitudes) / 2
+    ring = np.tensordot(t, ovvo, axes=((1, 3), (0, 2))).transpose(0, 3, 1, 2)  # iabj
+    rings = ring - ring.swapaxes(0, 1) - ring.swapaxes(2, 3) + ring.swapaxes(0, 1).swapaxes(2, 3)
+    return (oovv + ladders.reshape(t.shape) + rings,)
+
+
+def principal_axis(X, start):
+    """The axis along which the rows of a matrix vary most, and their variance along it, by five steps of iteration."""
+    centred = X - X.mean(axis=0)
+    axis = start
+    for _ in range(5):
+        axis = centred.T @ (centred @ axis)
+        axis = axis / da.sqrt((axis**2).sum())
+    return axis, ((centred @ axis) ** 2).sum() / (len(X) - 1)
+
+
+def principal_axis_reference(X, start):
+    covariance = np.cov(X, rowvar=False)
+    axis = np.linalg.matrix_power(covariance, 5) @ start
+    axis /= np.linalg.norm(axis)
+    return axis, np.einsum("i,ij,j->", axis, covariance, axis)
+
+
+def quantum_circuit(state, angles):
+    """Probabilities of all outcomes of a circuit of two layers, each rotating every qubit and entangling neighbours."""
+    state = state / da.sqrt((state**2).sum())
+    controlled_z = np.diag([1.0, 1.0, 1.0, -1.0]).reshape(2, 2, 2, 2)
+    for layer in angles:
+        for qubit, angle in enumerate(layer):
+            rotation = da.cos(angle / 2) * np.eye(2) + da.sin(angle / 2) * np.array([[0, -1], [1, 0]])
+            state = _through_gate(state, rotation, qubit)
+        for qubit in range(state.ndim - 1):
+            state = _through_gate(state, controlled_z, qubit, qubit + 1)
+    return (state**2,)
+
+
+def _through_gate(state, gate, *qubits):
+    """The state after a gate, whose axes are outcomes of these qubits, then what they were."""
+    before = string.ascii_letters[: state.ndim]
+    fresh = dict(zip((before[qubit] for qubit in qubits), reversed(string.ascii_letters)))
+    after = "".join(fresh.get(letter, letter) for letter in before)
+    return da.einsum(f"{''.join(fresh.values())}{''.join(fresh)},{before}->{after}", gate, state)
+
+
+def quantum_circuit_reference(state, angles):
+    flat = state.ravel() / np.linalg.norm(state)
+    for layer in angles:
+        for qubit, angle in enumerate(layer):
+            off, on = np.moveaxis(flat.reshape(2**qubit, 2, -1), 1, 0)
+            cos, sin = np.cos(angle / 2), np.sin(angle / 2)
+            flat = np.stack([cos * off - sin * on, sin * off + cos * on], axis=1)
+        for qubit in range(len(layer) - 1):
+            flat.reshape(2**qubit, 2, 2, -1)[:, 1, 1] *= -1
+    return (flat.reshape(state.shape) ** 2,)
+
+
 def minilm_forward(**inputs):
     """Embeddings of sentences: the forward pass of a transformer of six layers."""
     return (minilm.encode(inputs),)
@@ -390,6 +579,83 @@ def _gallery() -> Iterator[Problem]:
         },
         distances,
         distances_reference,
+    )
+    yield Problem(
+        "nearest",
+        {
+            "small": _neighbour_shapes(queries=13, points=17, features=7),
+            "medium": _neighbour_shapes(queries=4000, points=20_000, features=64),
+            "large": _neighbour_shapes(queries=40_000, points=200_000, features=256),
+        },
+        nearest,
+        nearest_reference,
+    )
+    yield Problem(
+        "manhattan",
+        {
+            "small": _neighbour_shapes(queries=11, points=19, features=5),
+            "medium": _neighbour_shapes(queries=2000, points=10_000, features=64),
+            "large": _neighbour_shapes(queries=20_000, points=100_000, features=256),
+        },
+        manhattan,
+        manhattan_reference,
+    )
+    yield Problem(
+        "shortest_paths",
+        {size: {"W": (n, n)} for size, n in zip(SIZES, (19, 640, 6400), strict=True)},
+        shortest_paths,
+        shortest_paths_reference,
+    )
+    yield Problem(
+        "mixture_step",
+        {
+            "small": _mixture_shapes(samples=41, features=7, components=5),
+            "medium": _mixture_shapes(samples=200_000, features=64, components=64),
+            "large": _mixture_shapes(samples=10_000_000, features=128, components=256),
+        },
+        mixture_step,
+        mixture_reference,
+        weights=("means", "log_variances"),  # components overlap, so none is left without samples
+    )
+    yield Problem(
+        "cp_als",
+        {
+            "small": _cp_als_shapes((13, 11, 9), rank=3),
+            "medium": _cp_als_shapes((256, 256, 256), rank=32),
+            "large": _cp_als_shapes((2048, 2048, 2048), rank=64),
+        },
+        cp_als,
+        cp_als_reference,
+    )
+    yield Problem(
+        "coupled_cluster",
+        {
+            "small": _coupled_cluster_shapes(o=5, v=7),
+            "medium": _coupled_cluster_shapes(o=14, v=56),
+            "large": _coupled_cluster_shapes(o=40, v=200),
+        },
+        coupled_cluster,
+        coupled_cluster_reference,
+        # there are few occupied orbitals
+        whole={"t": (0, 1), "oooo": (0, 1, 2, 3), "oovv": (0, 1), "ovvo": (0, 3)},
+    )
+    yield Problem(
+        "principal_axis",
+        {
+            "small": {"X": (41, 11), "start": (11,)},
+            "medium": {"X": (100_000, 400), "start": (400,)},
+            "large": {"X": (10_000_000, 1000), "start": (1000,)},
+        },
+        principal_axis,
+        principal_axis_reference,
+    )
+    yield Problem(
+        "quantum_circuit",
+        {size: _circuit_shapes(qubits) for size, qubits in zip(SIZES, (6, 12, 20), strict=True)},
+        quantum_circuit,
+        quantum_circuit_reference,
+        # a state is cut along its first qubits only
+        whole={"state": tuple(range(3, 20)), "angles": (0, 1)},
     )
     if minilm.model_directory() is not None:
         yield Encoder(

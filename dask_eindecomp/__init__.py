@@ -2,7 +2,7 @@
 
 import warnings as _warnings
 
-from dask_eindecomp.api import calibrate, explain, measure, optimize, register
+from dask_eindecomp.api import calibrate, einsum, explain, measure, optimize, register
 from dask_eindecomp.expression import Aggregate
 from dask_eindecomp.hook import EinDecomp, QueryPlanningError, eindecomp
 from dask_eindecomp.hook import refuse_query_planning as _refuse_query_planning
@@ -16,6 +16,7 @@ __all__ = [
     "Topology",
     "calibrate",
     "eindecomp",
+    "einsum",
     "explain",
     "measure",
     "optimize",

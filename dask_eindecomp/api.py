@@ -1,7 +1,8 @@
-"""What a user calls beside the hook: ``explain``, ``optimize``, ``measure``, ``register`` and ``calibrate``."""
+"""What a user calls beside the hook: ``einsum``, ``explain``, ``optimize``, ``measure``, ``register``, ``calibrate``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,83 @@ import dask.array as da
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 
+from dask_eindecomp.expression import Aggregate
+from dask_eindecomp.extended import build
 from dask_eindecomp.hook import EinDecomp, apply, freed, has_loose_tiles, placed, refuse_query_planning
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 
-__all__ = ["calibrate", "explain", "measure", "optimize", "register"]
+__all__ = ["calibrate", "einsum", "explain", "measure", "optimize", "register"]
+
+
+def einsum(
+    subscripts: Any,
+    *operands: Any,
+    join: str | Callable[..., Any] = "multiply",
+    aggregate: str | Aggregate = "sum",
+    dtype: Any = None,
+    out_chunks: Any = None,
+) -> da.Array:
+    """Extended Einstein summation: any join of values, any associative and commutative aggregate.
+
+    ``Z[output] = aggregate over all other labels of join(X[labels], Y[labels], ...)``.  It runs with and without the
+    hook, which plans it together with whatever is around it.  The joined values are never all there at once: each task
+    goes through them in blocks, or leaves them to BLAS where algebra allows it.
+
+    Parameters
+    ----------
+    subscripts
+        As of ``numpy.einsum``, ``"ik,jk->ij"``, with ``...`` and a label twice for a diagonal; or, in NumPy's other
+        spelling, arrays and lists of labels in turn, ``einsum(x, [0, 1], y, [1, 2], [0, 2])``, where labels may be any
+        numbers and as many as needed.
+    *operands
+        Dask arrays; NumPy's and CuPy's become Dask arrays.
+    join
+        How one value of each operand become one: multiply, add, subtract, divide, minimum, maximum,
+        squared_difference, absolute_difference, equal, less, logical_and, logical_or, power, hypot, exp_difference; a
+        NumPy ufunc; or a function that takes arrays which broadcast against each other and gives an array of the
+        common shape.  Multiply, add, minimum, maximum, logical_and and logical_or take any number of operands.
+    aggregate
+        How joined values meet: sum, prod, max, min, any, all, logsumexp, mean, count (of values that are not zero), or
+        an `Aggregate`, which is tried on samples.
+    dtype
+        Element type in which values are combined.  By default products are summed in that of ``numpy.einsum``;
+        anything else has the one of NumPy's function for the aggregate, applied to joined values.
+    out_chunks
+        Chunks of the result; by default those of the operands.
+
+    Returns
+    -------
+    dask.array.Array
+
+    Raises
+    ------
+    ExpressionError
+        If subscripts cannot be read, lengths of a label differ, a name is unknown, the join takes another number of
+        operands, or an aggregate of one's own fails on samples.  It is a ``ValueError``.
+    TypeError
+        If the join or aggregate takes no such elements; the message names what it takes.
+    ValueError
+        If an aggregate without identity meets an axis of length 0.
+
+    Notes
+    -----
+    Sums of squared differences go through a Gram matrix, in double precision and about the middle of the points, where
+    that keeps a relative error of 1e-7 (float32) or 1e-13 (float64); pairs for which it would not are computed from
+    their differences.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X, Y = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])
+    >>> einsum("ik,jk->ij", X, Y, join="squared_difference").compute()
+    array([[ 0.],
+           [25.]])
+    >>> einsum("ik,kj->ij", X, Y.T, join="add", aggregate="min").compute()
+    array([[0.],
+           [3.]])
+    """
+    return build(subscripts, operands, join, aggregate, dtype, out_chunks)
 
 
 def explain(*arrays: Any, topology: Topology | None = None, hook: EinDecomp | None = None) -> Plan:

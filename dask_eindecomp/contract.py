@@ -6,7 +6,7 @@ opt_einsum finds is written into the graph, where every intermediate gets a part
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from math import prod
@@ -20,16 +20,22 @@ from dask_eindecomp.graph import EinGraph, Node
 __all__ = ["contract", "pairwise_flops"]
 
 
-def contract(graph: EinGraph) -> EinGraph:
+SIZE_WEIGHT = 64
+"""Multiply-adds that an element of an intermediate product is worth, as in opt_einsum's ``combo`` objective."""
+
+
+def contract(graph: EinGraph, reassociate: bool = False) -> EinGraph:
     """The same graph with every sum of products of more than two operands split into binary ones.
 
-    If there is none, the same graph comes back.
+    If there is none, the same graph comes back.  With ``reassociate`` products whose only reader is another product are
+    ordered anew where that takes fewer multiply-adds and smaller intermediates; rounding may then differ.
 
     >>> inputs = {"A": (9, 9), "B": (9, 9), "C": (9, 2)}
     >>> g = EinGraph.from_spec(inputs, {"Z": ("ab,bc,cd->ad", "A", "B", "C")}, ["Z"])
     >>> [str(node.expression) for node in contract(g).nodes.values()]
     ['bc,cd->bd', 'ab,bd->ad']
     """
+    graph = _reassociated(graph) if reassociate else graph
     if not any(map(_is_long_product, graph.nodes.values())):
         return graph
     taken = {*graph.inputs, *graph.nodes}
@@ -38,6 +44,71 @@ def contract(graph: EinGraph) -> EinGraph:
         for part in _binary(node, taken) if _is_long_product(node) else [node]:
             nodes[part.name] = part
     return replace(graph, nodes=nodes)
+
+
+def _reassociated(graph: EinGraph) -> EinGraph:
+    """The same graph with chains of products in the order that costs least."""
+    wide: dict[str, Node] = {}
+    parts: dict[str, list[Node]] = {}
+    for node in graph.nodes.values():
+        whole, mine = node, [node]
+        for source in dict.fromkeys(node.inputs):
+            if source in wide and graph.may_pass_on(source) and _may_merge(wide[source], whole):
+                whole = _merge(wide.pop(source), whole)
+                mine = [*parts.pop(source), *mine]
+        wide[node.name], parts[node.name] = whole, mine
+    taken = {*graph.inputs, *graph.nodes}
+    nodes: dict[str, Node] = {}
+    for name, whole in wide.items():
+        anew = _binary(whole, set(taken)) if len(parts[name]) > 1 else []
+        better = anew and _effort(anew) < _effort([*_split(parts[name], set(taken))])
+        for part in anew if better else parts[name]:
+            nodes[part.name] = part
+    return graph if [*nodes] == [*graph.nodes] else replace(graph, nodes=nodes)
+
+
+def _split(nodes: list[Node], taken: set[str]) -> Iterator[Node]:
+    """Nodes with products of many operands split into binary ones."""
+    for node in nodes:
+        yield from _binary(node, taken) if _is_long_product(node) else [node]
+
+
+def _effort(nodes: list[Node]) -> int:
+    """Multiply-adds of some products, and elements of what they make, weighed."""
+    return sum(prod(extent for _, extent in node.extents) + SIZE_WEIGHT * prod(node.shape) for node in nodes)
+
+
+def _may_merge(inner: Node, outer: Node) -> bool:
+    """Whether a product and the only one that reads it are one product of more operands."""
+    known = {label for labels in inner.expression.operands for label in labels}
+    same = inner.dtype == outer.dtype and inner.finish is None and inner.kernel == outer.kernel
+    casts = {None if node.step is None else node.step.cast for node in (inner, outer) if _is_product(node)}
+    wanted = _is_product(inner) and _is_product(outer) and known >= {*inner.expression.output}
+    return wanted and same and len(casts) == 1 and outer.inputs.count(inner.name) == 1
+
+
+def _merge(inner: Node, outer: Node) -> Node:
+    """One product of the operands of two, in the place of the outer one."""
+    at = outer.inputs.index(inner.name)
+    labels = dict(zip(inner.expression.output, outer.expression.operands[at]))
+    unused = (
+        label for number in count() if (label := opt_einsum.get_symbol(number)) not in outer.expression.labels
+    )
+    labels |= {label: next(unused) for label in inner.expression.labels if label not in labels}
+    operands = tuple(tuple(labels[one] for one in mine) for mine in inner.expression.operands)
+    mine = outer.expression.operands
+    expression = replace(outer.expression, operands=(*mine[:at], *operands, *mine[at + 1 :]))
+    extents = {labels[label]: extent for label, extent in inner.extents} | dict(outer.extents)
+    came = {labels[label]: cut for label, cut in inner.came} | dict(outer.came)
+    whole = inner.came and outer.came
+    return replace(
+        outer,
+        expression=expression,
+        inputs=(*outer.inputs[:at], *inner.inputs, *outer.inputs[at + 1 :]),
+        extents=tuple((label, extents[label]) for label in expression.labels),
+        came=tuple((label, came[label]) for label in expression.labels) if whole else (),
+        tasks=inner.tasks + outer.tasks,
+    )
 
 
 def pairwise_flops(node: Node, parts: Mapping[str, int]) -> int:
@@ -61,8 +132,14 @@ def pairwise_flops(node: Node, parts: Mapping[str, int]) -> int:
 
 
 def _is_long_product(node: Node) -> bool:
-    expression = node.expression
-    return len(node.inputs) > 2 and expression.join == "multiply" and expression.aggregate == "sum"
+    return len(node.inputs) > 2 and _is_product(node)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether an expression is a sum of products, whatever it is called."""
+    expression, step = node.expression, node.step
+    known = step is None or isinstance(step, kernels.Contraction)
+    return known and expression.join == "multiply" and expression.aggregate == "sum"
 
 
 def _subscripts(expression: Expression) -> str:

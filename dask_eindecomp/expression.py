@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AGGREGATES", "JOINS", "Aggregate", "Expression", "ExpressionError", "Labels"]
+__all__ = ["AGGREGATES", "JOINS", "REPEATABLE", "Aggregate", "Expression", "ExpressionError", "Labels"]
 
 Labels = tuple[str, ...]
 
@@ -30,33 +30,73 @@ class ExpressionError(ValueError):
 class Aggregate:
     """An associative and commutative way to combine values along an axis.
 
-    >>> Aggregate("range", identity=0, combine=np.maximum).name
-    'range'
+    >>> Aggregate(0, np.hypot).name
+    'hypot'
     """
 
-    name: str
-    """What the plan calls it."""
     identity: Any
     """The value that changes nothing when combined; None if there is none."""
     combine: Callable[..., Any]
-    """Takes two arrays of partial results, gives one."""
+    """Takes two arrays of partial results, gives one of the same shape."""
     finalize: Callable[..., Any] | None = None
-    """Applied to the last combined result; None for nothing."""
+    """Applied to the last combined result, gives an array of its shape; None for nothing."""
+    name: str = ""
+    """What the plan calls it; by default the name of what combines."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.combine):
+            raise ExpressionError(f"combine is {self.combine!r}; expected a function of two arrays")
+        if self.finalize is not None and not callable(self.finalize):
+            raise ExpressionError(f"finalize is {self.finalize!r}; expected a function of an array or None")
+        named = self.name or str(getattr(self.combine, "__name__", type(self.combine).__name__))
+        object.__setattr__(self, "name", named)
 
 
 AGGREGATES: Mapping[str, Aggregate] = {
     aggregate.name: aggregate
     for aggregate in (
-        Aggregate("sum", 0, np.add),
-        Aggregate("prod", 1, np.multiply),
-        Aggregate("max", None, np.maximum),
-        Aggregate("min", None, np.minimum),
-        Aggregate("any", False, np.logical_or),
-        Aggregate("all", True, np.logical_and),
-        Aggregate("logsumexp", -np.inf, np.logaddexp),
+        Aggregate(0, np.add, name="sum"),
+        Aggregate(1, np.multiply, name="prod"),
+        Aggregate(None, np.maximum, name="max"),
+        Aggregate(None, np.minimum, name="min"),
+        Aggregate(False, np.logical_or, name="any"),
+        Aggregate(True, np.logical_and, name="all"),
+        Aggregate(-np.inf, np.logaddexp, name="logsumexp"),
+        Aggregate(0, np.add, name="mean"),
+        Aggregate(0, np.add, name="count"),
     )
 }
-"""Aggregates known by name."""
+"""Aggregates known by name.  A mean is a sum divided at the end; a count that of values which are not zero."""
+
+
+def squared_difference(x: Any, y: Any) -> Any:
+    """The square of a difference.
+
+    >>> squared_difference(np.array([1, 5]), 3)
+    array([4, 4])
+    """
+    return np.square(np.subtract(x, y))
+
+
+def absolute_difference(x: Any, y: Any) -> Any:
+    """The absolute value of a difference; of unsigned integers, too, whose difference would wrap around.
+
+    >>> absolute_difference(np.uint8(3), np.uint8(5)).item()
+    2
+    """
+    if np.result_type(x, y).kind == "u":
+        return np.subtract(np.maximum(x, y), np.minimum(x, y))
+    return np.absolute(np.subtract(x, y))
+
+
+def exp_difference(x: Any, y: Any) -> Any:
+    """The exponential of a difference, as in a softmax.
+
+    >>> exp_difference(1.0, 1.0).item()
+    1.0
+    """
+    return np.exp(np.subtract(x, y))
+
 
 JOINS: Mapping[str, Callable[..., Any]] = {
     "multiply": np.multiply,
@@ -65,8 +105,20 @@ JOINS: Mapping[str, Callable[..., Any]] = {
     "divide": np.divide,
     "minimum": np.minimum,
     "maximum": np.maximum,
+    "squared_difference": squared_difference,
+    "absolute_difference": absolute_difference,
+    "equal": np.equal,
+    "less": np.less,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "power": np.power,
+    "hypot": np.hypot,
+    "exp_difference": exp_difference,
 }
-"""Joins known by name that take two operands."""
+"""Joins known by name, of two operands; `REPEATABLE` ones take any number, one after the other."""
+
+REPEATABLE = frozenset({"multiply", "add", "minimum", "maximum", "logical_and", "logical_or"})
+"""Joins of more than two operands: it does not matter which of them meet first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class EinDecomp:
     """``"seconds"``, ``"bytes"`` or ``"paper"``."""
     force: bool = False
     """Apply every plan, cheaper or not."""
+    reassociate: bool = False
+    """Order chains of products anew where that takes less work; rounding may then differ."""
     memory_limit: int | None = None
     """Bytes that one worker may hold at a time; None for 0.6 of its memory."""
     max_block_bytes: int | None = None
@@ -140,7 +142,7 @@ class EinDecomp:
         lifted = replace(lifted, graph=_owned(lifted.graph, topology, self.home))
         if free:
             lifted = replace(lifted, graph=_freed(dsk, lifted, free))
-        graph = contract(lifted.graph)
+        graph = contract(lifted.graph, self.reassociate)
         limits = self._limits()
         timeout = setting("planning-timeout", self.planning_timeout)
 
@@ -155,7 +157,7 @@ class EinDecomp:
             return replace(plan, baseline=as_it_came.traffic, baseline_seconds=as_it_came.seconds)
 
         try:
-            settings = (topology, self.objective, *limits.values())
+            settings = (topology, self.objective, self.reassociate, *limits.values())
             plan = PLANS.plan(lifted.graph, graph, settings, make)
         except PlanningTimeout:
             as_it_came = _as_it_came(lifted.graph, topology)

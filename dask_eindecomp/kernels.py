@@ -18,7 +18,7 @@ them to the library the blocks come from.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise, product
@@ -27,12 +27,22 @@ from typing import Any
 
 import numpy as np
 
+from dask_eindecomp.axes import (
+    Array,
+    Extents,
+    Labels,
+    Operands,
+    aligned,
+    diagonal,
+    ordered,
+    shape_of,
+    spread,
+    squeezed,
+)
+from dask_eindecomp.folds import Fold
+
 __all__ = ["Contraction", "Creation", "Cut", "Elementwise", "Join", "Rearrange", "Reduction", "Slot", "Sum", "TreeReduce", "scalar"]  # fmt: skip
 
-Array = Any
-Labels = tuple[str, ...]
-Operands = tuple[Labels, ...]
-Extents = Mapping[str, int]
 Pieces = tuple[tuple[int, ...], ...]
 """For each axis of one operand the lengths of the pieces along it."""
 Stretch = tuple[int, int]
@@ -102,7 +112,7 @@ class Contraction:
         contracted = {label for labels in operands for label in labels} - {*output}
         if not all(extents[label] for label in contracted):
             # nothing is added up, so that not even an infinity in the other operand counts
-            return np.zeros_like(blocks[0], shape=_lengths(extents, output), dtype=self.working)
+            return np.zeros_like(blocks[0], shape=shape_of(extents, output), dtype=self.working)
         prepared = []
         for number, (block, labels) in enumerate(zip(blocks, operands)):
             others = (theirs for other, theirs in enumerate(operands) if other != number)
@@ -111,17 +121,17 @@ class Contraction:
             array, labels = prepared[0]
         else:
             array, labels = _product(*prepared[0], *prepared[1], output, multiply)
-        return _spread(array, labels, output, extents)
+        return spread(array, labels, output, extents)
 
     def _prepared(
         self, array: Array, labels: Labels, output: Labels, elsewhere: set[str]
     ) -> tuple[Array, Labels]:
         """An operand in the working type that has each label once, and none that nothing else has."""
-        array, labels = _diagonal(array, labels)
+        array, labels = diagonal(array, labels)
         for dtype in (self.cast, self.dtype, self.working):
             array = array if dtype is None else array.astype(dtype, copy=False)
         single = (n for n, label in enumerate(labels) if label not in output and array.shape[n] == 1)
-        array, labels = _squeezed(array, labels, tuple(single))
+        array, labels = squeezed(array, labels, tuple(single))
         alone = tuple(n for n, label in enumerate(labels) if label not in elsewhere)
         if alone:
             # libraries differ in whether a sum of logical values can be one
@@ -135,58 +145,6 @@ def _working(dtype: str) -> str:
     return "float32" if dtype == "float16" else dtype
 
 
-def _lengths(extents: Extents, labels: Iterable[str]) -> tuple[int, ...]:
-    return tuple(extents[label] for label in labels)
-
-
-def _diagonal(array: Array, labels: Labels) -> tuple[Array, Labels]:
-    """One axis for each label: the diagonal where a label stands twice."""
-    while len({*labels}) < len(labels):
-        label = next(one for one in labels if labels.count(one) > 1)
-        first, second = [axis for axis, one in enumerate(labels) if one == label][:2]
-        array = array.diagonal(axis1=first, axis2=second)
-        labels = (*(one for axis, one in enumerate(labels) if axis not in (first, second)), label)
-    return array, labels
-
-
-def _squeezed(array: Array, labels: Labels, axes: tuple[int, ...]) -> tuple[Array, Labels]:
-    """Without these axes, whose length is 1."""
-    if not axes:
-        return array, labels
-    return array.squeeze(axis=axes), tuple(label for axis, label in enumerate(labels) if axis not in axes)
-
-
-def _ordered(array: Array, labels: Labels, order: Labels) -> Array:
-    """Axes in another order of the same labels."""
-    return array if labels == order else array.transpose(tuple(map(labels.index, order)))
-
-
-def _aligned(array: Array, labels: Labels, output: Labels) -> Array:
-    """An array that broadcasts against the output: its labels in order, length 1 for those it lacks.
-
-    Leading axes are left to NumPy.  What has no axes gets none and what has some keeps one: NumPy 1 gives
-    them different say in the element type of a result.
-    """
-    had_axes = bool(labels)
-    array, labels = _diagonal(array, labels)
-    gone = tuple(axis for axis, label in enumerate(labels) if label not in output)
-    array, labels = _squeezed(array, labels, gone)
-    present = tuple(label for label in output if label in labels)
-    array = _ordered(array, labels, present)
-    if not present:
-        return array.reshape((1,)) if had_axes and output else array
-    tail = output[output.index(present[0]) :]
-    lengths = dict(zip(present, array.shape))
-    return array if tail == present else array.reshape(tuple(lengths.get(label, 1) for label in tail))
-
-
-def _spread(array: Array, labels: Labels, output: Labels, extents: Extents) -> Array:
-    """An array with the output's labels, repeated along those it lacks."""
-    array = _aligned(array, labels, output)
-    shape = _lengths(extents, output)
-    return array if array.shape == shape else np.broadcast_to(array, shape)
-
-
 def _product(
     x: Array, one: Labels, y: Array, two: Labels, output: Labels, multiply: Callable[[Array, Array], Array]
 ) -> tuple[Array, Labels]:
@@ -198,17 +156,17 @@ def _product(
     right = tuple(label for label in two if label not in one)
     if not contracted:
         either = tuple(label for label in output if label in one or label in two)
-        return np.multiply(_aligned(x, one, either), _aligned(y, two, either)), either
+        return np.multiply(aligned(x, one, either), aligned(y, two, either)), either
     if not left and not right:  # matmul would be a loop of dot products, over copies if they are strided
         numbers = [[*map(one.index, labels)] for labels in (one, two, batch)]
         return np.einsum(x, numbers[0], y, numbers[1], numbers[2]), batch
     lengths = dict(zip((*one, *two), (*x.shape, *y.shape)))
-    stack = _lengths(lengths, batch)
-    rows, inner, columns = (prod(_lengths(lengths, labels)) for labels in (left, contracted, right))
-    x = _for_blas(_ordered(x, one, (*batch, *left, *contracted)).reshape((*stack, rows, inner)))
-    y = _for_blas(_ordered(y, two, (*batch, *contracted, *right)).reshape((*stack, inner, columns)))
+    stack = shape_of(lengths, batch)
+    rows, inner, columns = (prod(shape_of(lengths, labels)) for labels in (left, contracted, right))
+    x = _for_blas(ordered(x, one, (*batch, *left, *contracted)).reshape((*stack, rows, inner)))
+    y = _for_blas(ordered(y, two, (*batch, *contracted, *right)).reshape((*stack, inner, columns)))
     labels = (*batch, *left, *right)
-    return multiply(x, y).reshape(_lengths(lengths, labels)), labels
+    return multiply(x, y).reshape(shape_of(lengths, labels)), labels
 
 
 class _InTurn:
@@ -260,10 +218,10 @@ class Elementwise:
 
     def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
         """Compute one cell."""
-        aligned = [_aligned(block, labels, output) for block, labels in zip(blocks, operands)]
-        arguments = [aligned[one.operand] if isinstance(one, Slot) else one for one in self.arguments]
+        views = [aligned(block, labels, output) for block, labels in zip(blocks, operands)]
+        arguments = [views[one.operand] if isinstance(one, Slot) else one for one in self.arguments]
         result = self.function(*arguments, **dict(self.keywords))
-        shape = _lengths(extents, output)
+        shape = shape_of(extents, output)
         return result if getattr(result, "shape", ()) == shape else np.broadcast_to(result, shape)
 
 
@@ -278,7 +236,7 @@ class Rearrange:
 
     def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
         """Rearrange one cell."""
-        return _spread(blocks[0], operands[0], output, extents)
+        return spread(blocks[0], operands[0], output, extents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +254,7 @@ class Creation:
 
     def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
         """Make one cell."""
-        return self.function(_lengths(extents, output), **dict(self.keywords))
+        return self.function(shape_of(extents, output), **dict(self.keywords))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +292,7 @@ class Reduction:
         return self.combine(_nested(partials, tuple(len(pieces[axis]) for axis in apart)))
 
 
-CellStep = Contraction | Elementwise | Rearrange | Creation
+CellStep = Contraction | Elementwise | Rearrange | Creation | Fold
 
 
 def _nested(flat: Sequence[Any], shape: tuple[int, ...]) -> Any:
@@ -432,7 +390,7 @@ class Join:
             )
             return replace(self, pieces=pieces)._tile(step, merged)
         cells = self._cells(step, operands, stretches)
-        result = next(cells)[-1] if count == 1 else _assembled(cells, _lengths(extents, self.output))
+        result = next(cells)[-1] if count == 1 else _assembled(cells, shape_of(extents, self.output), step)
         if not isinstance(step, Contraction):
             return result
         if isinstance(result, np.generic):  # NumPy's product of arrays without axes is no array
@@ -487,7 +445,7 @@ class Join:
                     position = position * len(lengths) + number
                     inside.append(part)
                 block = blocks[position]
-                views.append(block if block.shape == _lengths(extents, mine) else block[tuple(inside)])
+                views.append(block if block.shape == shape_of(extents, mine) else block[tuple(inside)])
             place = tuple(slice(*bounds[label]) for label in self.output)
             yield place, not any(numbers[len(place) :]), compute(self.operands, self.output, extents, *views)
 
@@ -503,8 +461,8 @@ def _places(lengths: tuple[int, ...], stretches: list[Stretch]) -> list[tuple[in
     return places
 
 
-def _assembled(cells: Iterator[Cell], shape: tuple[int, ...]) -> Array:
-    """One array of all cells; those that go to the same place are added."""
+def _assembled(cells: Iterator[Cell], shape: tuple[int, ...], step: CellStep) -> Array:
+    """One array of all cells; those that go to the same place are added, or combined as the step says."""
     result: Array = None
     for place, first, value in cells:
         if result is None:
@@ -515,7 +473,10 @@ def _assembled(cells: Iterator[Cell], shape: tuple[int, ...]) -> Array:
             result[place] = value
         else:
             part = result[(*place, ...)]  # an array even without axes: scalars warn where they wrap around
-            part += value
+            if isinstance(step, Fold):
+                step.add(part, value)
+            else:
+                part += value
     return result
 
 

@@ -31,6 +31,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_eindecomp import functions, kernels, layers
 from dask_eindecomp.expression import Aggregate, Expression, Labels
+from dask_eindecomp.folds import FoldBlocks, FoldTree, passed
 from dask_eindecomp.graph import EinGraph, Given, Node, Output
 from dask_eindecomp.layers import Axes, Layout
 from dask_eindecomp.partition import Cut
@@ -81,6 +82,8 @@ class Pending:
     """Function of an inner level of the tree."""
     kernel: str = "blas"
     """Speed class of Dask's own kernel."""
+    fold: FoldBlocks | None = None
+    """The kernel of an extended summation; None for any other contraction."""
     scalar: bool = False
     """Whether Dask's result without axes is a scalar of the library, not an array."""
     tasks: int = 0
@@ -109,7 +112,8 @@ class Lifted:
 def holds_contraction(dsk: HighLevelGraph) -> bool:
     """Whether any layer is a contraction: a quick look that spares all other graphs the work."""
     return any(
-        type(layer) is Blockwise and layer.task.func in functions.CONTRACTIONS
+        type(layer) is Blockwise
+        and (isinstance(layer.task.func, FoldBlocks) or layer.task.func in functions.CONTRACTIONS)
         for layer in dsk.layers.values()
     )
 
@@ -243,7 +247,7 @@ class _Lifter:
         """The value of a pending layer whose contracted axes are one block each."""
         pending = self.pending[name]
         at = [n for n, index in enumerate(pending.output) if index in pending.contracted]
-        if pending.chunk is not None or any(pending.numblocks[n] != 1 for n in at):
+        if pending.chunk or pending.fold or any(pending.numblocks[n] != 1 for n in at):
             raise NotLifted("one layer of a contraction is read by itself")
         view = self.contraction(name, pending, self.layouts[name].dtype)
         kept = iter(view.axes)
@@ -307,9 +311,16 @@ class _Lifter:
         return View(name, tuple(output.index(label) if label in output else None for label in whole_output))
 
     def contraction(self, name: str, pending: Pending, dtype: np.dtype[Any]) -> View:
-        """The node of a contraction: sums of products in the element type that Dask declares."""
+        """The node of a contraction: sums of products in the element type that Dask declares, or a fold."""
         operands, extents, came = self.align(pending.sources, pending.indices)
         output = tuple(index for index in pending.output if index not in pending.contracted)
+        if pending.fold is not None:
+            fold, finish = pending.fold, pending.fold.finish
+            return self.add(
+                name, operands, output, extents, dtype=dtype.name, join=fold.join, aggregate=fold.aggregate,
+                step=fold.step, kernel=pending.kernel, came_kernel=pending.kernel, came=came, tasks=pending.tasks,
+                **({} if finish is None else {"finish": finish}),
+            )  # fmt: skip
         kernel = "blas" if dtype.kind in "fc" else "loop"
         return self.add(
             name,
@@ -362,6 +373,8 @@ class _Lifter:
         if any(isinstance(value, (GraphNode, TaskRef)) for value in keywords.values()):
             raise NotLifted("an argument is computed")
         arrays, arguments = _arguments(layer)
+        if isinstance(function, FoldBlocks):
+            return self.take_fold(name, layer, arrays, function)
         if function in functions.CONTRACTIONS:
             return self.take_contraction(name, layer, arrays, keywords)
         if function is np.outer and len(arrays) == 2 and not keywords:
@@ -406,15 +419,7 @@ class _Lifter:
                         f"{_title(name)}: contracted axis is {one} long in the left operand but {two} in the right; "
                         "expected equal extents"
                     )
-        cells = {
-            label: blocks
-            for layout, index in zip(layouts, indices)
-            for label, blocks in zip(index, layout.numblocks)
-        }
-        for layout, index in zip(layouts, indices):
-            for label, blocks in zip(index, layout.numblocks):
-                cells[label] = max(cells[label], blocks)
-        numblocks = tuple(cells[label] for label in layer.output_indices)
+        numblocks = self.numblocks(layer, arrays)
         if cast is not None and all(layout.dtype == cast for layout in layouts):
             cast = None
         if cast is not None and len(sources) > 2 and self.layouts[name].dtype.kind in "iub":
@@ -426,6 +431,34 @@ class _Lifter:
         if contracted:
             return pending
         return self.contraction(name, pending, self.layouts[name].dtype)
+
+    def numblocks(self, layer: Blockwise, arrays: list[tuple[str, Labels]]) -> tuple[int, ...]:
+        """Blocks along each index of a contraction, contracted ones included."""
+        cells: dict[str, int] = {}
+        for source, index in arrays:
+            for label, blocks in zip(index, self.layouts[source].numblocks):
+                cells[label] = max(cells.get(label, 1), blocks)
+        return tuple(cells[label] for label in layer.output_indices)
+
+    def take_fold(
+        self, name: str, layer: Blockwise, arrays: list[tuple[str, Labels]], function: FoldBlocks
+    ) -> View | Pending:
+        if any(source not in self.layouts for source, _ in arrays):
+            raise NotLifted("an operand is no plain array")
+        sources, indices = (tuple(each) for each in zip(*arrays))
+        dtypes = {self.layouts[source].dtype.name for source in sources}
+        contraction = isinstance(function.step, kernels.Contraction)
+        if contraction:
+            kernel = "blas" if np.dtype(function.step.dtype).kind in "fc" else "loop"
+        else:
+            kernel = "blas" if function.step.algebra else "loop" if function.contracted else "stream"
+        contracted = layer.output_indices[len(function.output) :]  # Dask has indices of its own for labels
+        cast = function.step.cast if contraction and dtypes != {function.step.cast} else None
+        pending = Pending(
+            sources, indices, layer.output_indices, contracted, self.numblocks(layer, arrays), cast=cast,
+            kernel=kernel, fold=None if contraction else function, scalar=contraction, tasks=len(layer),
+        )  # fmt: skip
+        return pending if contracted else self.contraction(name, pending, self.layouts[name].dtype)
 
     def take_outer(self, name: str, layer: Blockwise, arrays: list[tuple[str, Labels]]) -> View:
         pending = Pending(
@@ -494,7 +527,8 @@ class _Lifter:
         source, index = array
         function = layer.task.func
         axes = keywords["axis"]
-        if not functions.is_trusted(function) or not isinstance(axes, tuple):
+        ours = function is passed
+        if not (ours or functions.is_trusted(function)) or not isinstance(axes, tuple):
             raise NotLifted(f"block function {functions.function_name(function)}")
         if index != layer.output_indices:
             raise NotLifted("a reduction that moves axes")
@@ -502,7 +536,7 @@ class _Lifter:
         before = self.pending.get(source)
         if before is not None and before.chunk is None:
             same = {n for n, label in enumerate(before.output) if label in before.contracted} == set(axes)
-            if same and layers.tree_base(function) in functions.SUMS:
+            if same and (ours or layers.tree_base(function) in functions.SUMS):
                 return before
         if source not in self.layouts:
             raise NotLifted("its operand is no plain array")
@@ -569,7 +603,8 @@ class _Lifter:
         function, keeps, numblocks = read
         complete = all(numblocks[axis] == 1 for axis in axes)
         grown = replace(pending, numblocks=numblocks, tasks=pending.tasks + len(layer))
-        sums = layers.tree_base(function) in functions.SUMS
+        base = layers.tree_base(function)
+        sums = base in functions.SUMS or isinstance(base, FoldTree)
         if pending.chunk is None and not sums:
             return None
         if not complete or (keeps and self.goes_on(name)):
@@ -613,7 +648,7 @@ class _Lifter:
             .removeprefix("chunk_")
         )
         known = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
-        aggregate: Any = known.get(title) or Aggregate(title, None, np.add)
+        aggregate: Any = known.get(title) or Aggregate(None, np.add, name=title)
         letters = dict(zip(dict.fromkeys((*labels, *output)), map(_letter, range(len(labels) * 2))))
         step = kernels.Reduction(pending.chunk, tuple(letters[label] for label in reduced), pending.combine)
         return self.add(

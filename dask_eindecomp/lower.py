@@ -19,6 +19,7 @@ from dask.base import tokenize
 
 from dask_eindecomp import kernels
 from dask_eindecomp.blas import Beside
+from dask_eindecomp.folds import Fold, Merge
 from dask_eindecomp.graph import EinGraph, Node, Output
 from dask_eindecomp.partition import Chunks, Partition, Piece, pieces_of
 from dask_eindecomp.plan import Placement
@@ -250,7 +251,7 @@ class _Lowering:
             depth = shape[: len(node.step.labels)]
             tasks[key] = Task(key, kernels.TreeReduce(node.finish, depth), List(*map(TaskRef, keys)))
             return
-        kernel = kernels.Sum("float32" if node.dtype == "float16" else node.dtype)
+        kernel, last = _combining(node)
         keys = self.summed_where_they_are(key, keys, name, kernel)
         level = 0
         while len(keys) > FAN_IN:
@@ -261,9 +262,9 @@ class _Lowering:
                 if group[0] in self.workers:
                     self.workers[one] = self.workers[group[0]]
             level += 1
-        tasks[key] = Task(key, kernels.Sum(node.dtype, node.finish), List(*map(TaskRef, keys)))
+        tasks[key] = Task(key, last, List(*map(TaskRef, keys)))
 
-    def summed_where_they_are(self, key: Any, keys: list[Any], layer: str, kernel: kernels.Sum) -> list[Any]:
+    def summed_where_they_are(self, key: Any, keys: list[Any], layer: str, kernel: Any) -> list[Any]:
         """One partial result a worker, that of the worker which adds them all up first."""
         if self.placement is None:
             return keys
@@ -321,6 +322,14 @@ class _Lowering:
             tasks[key] = Task(key, function, self.operand(output.source, pieces))
             longest = [max(axis, key=lambda piece: piece[2] - piece[1]) for axis in pieces]
             self.meant_for_block(key, output.source, tuple(piece[0] for piece in longest))
+
+
+def _combining(node: Node) -> tuple[Any, Any]:
+    """What combines some partial results of a tile, and what the last of them."""
+    if isinstance(node.step, Fold):
+        return Merge(node.step.combine), Merge(node.step.combine, node.finish)
+    working = "float32" if node.dtype == "float16" else node.dtype
+    return kernels.Sum(working), kernels.Sum(node.dtype, node.finish)
 
 
 def _step_kernel(node: Node, partial: bool) -> tuple[Any, Any, tuple[str, ...]]:

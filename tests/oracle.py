@@ -31,6 +31,12 @@ JOINS = {
     "squared_difference": lambda x, y: (x - y) ** 2,
     "absolute_difference": lambda x, y: abs(x - y),
     "exp_difference": lambda x, y: np.exp(x - y),
+    "equal": lambda x, y: x == y,
+    "less": lambda x, y: x < y,
+    "logical_and": lambda *values: reduce(np.logical_and, values),
+    "logical_or": lambda *values: reduce(np.logical_or, values),
+    "power": lambda x, y: x**y,
+    "hypot": np.hypot,
 }
 AGGREGATES = {
     "sum": np.add,
@@ -40,6 +46,8 @@ AGGREGATES = {
     "any": np.logical_or,
     "all": np.logical_and,
     "logsumexp": np.logaddexp,
+    "mean": np.add,
+    "count": np.add,
 }
 
 
@@ -80,6 +88,10 @@ def evaluate_expression(
         return np.asarray(joined)
     if isinstance(expression.aggregate, str):
         axes = tuple(range(len(expression.output), len(every)))
+        if expression.aggregate == "mean":
+            return np.asarray(joined.mean(axis=axes))
+        if expression.aggregate == "count":
+            return np.asarray(np.count_nonzero(joined, axis=axes))
         return np.asarray(AGGREGATES[expression.aggregate].reduce(joined, axis=axes))
     rows = joined.reshape(*joined.shape[: len(expression.output)], -1)
     result = reduce(expression.aggregate.combine, np.moveaxis(rows, -1, 0))

@@ -44,7 +44,7 @@ def test_it_knows_who_reads_a_tensor_and_as_which_operand() -> None:
 
 
 def test_options_are_the_last_entry_of_a_spec() -> None:
-    span = Aggregate("span", None, np.maximum)
+    span = Aggregate(None, np.maximum, name="span")
     graph = EinGraph.from_spec(
         {"A": (4, 4)},
         {"M": ("ij->i", "A", {"aggregate": span}), "D": ("ij,i->ij", "A", "M", {"join": "subtract"})},

@@ -1,0 +1,532 @@
+"""Kernels of the extended summation: any join, any aggregate, without the joined cube.
+
+A `Fold` joins and combines one tile in blocks small enough for the processor's cache, so that the values of the join
+over all labels are never there at once::
+
+                     joined values of one block
+    operands          ┌───────────┐
+    ──── slices ────▶ │ contracted│ ── combine ──▶ part of the result
+                      │  × output │
+                      └───────────┘
+
+Where algebra allows BLAS does it instead: `algebra` says so, see `grams`.  Functions of a user stay pickled until a
+worker calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from math import prod
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from dask_eindecomp import grams
+from dask_eindecomp.axes import (
+    Array,
+    Extents,
+    Labels,
+    Operands,
+    diagonal,
+    ordered,
+    shape_of,
+    spread,
+    squeezed,
+)
+from dask_eindecomp.fused import fused
+
+__all__ = [
+    "Combine",
+    "Counting",
+    "Finish",
+    "Fold",
+    "FoldBlocks",
+    "FoldTree",
+    "Kept",
+    "LogSumExp",
+    "Merge",
+    "Repeated",
+    "passed",
+]
+
+BLOCK_NBYTES = 1 << 20
+"""Bytes of joined values that a processor's cache holds beside what they come from."""
+ROW = 2048
+"""Elements of the last axis of the output in a block, at most: a result that stays in the innermost cache."""
+DEEP = 64
+"""Contracted elements joined before they are combined, at least where there are as many."""
+WIDE = 32
+"""Elements of the output's last axis from which on NumPy is faster along it than along the contracted axes."""
+REUSE = 4
+"""Joined values for each element of an operand from which on it is worth bringing its axes into order."""
+
+
+class Kept:
+    """A function that stays pickled until it is called: where tasks only pass by, its module need not be there.
+
+    >>> Kept(max)(1, 2)
+    2
+    >>> Kept(max) == Kept(max)
+    True
+
+    Raises
+    ------
+    TypeError
+        If the function cannot be pickled.
+    """
+
+    __slots__ = ("_function", "name", "pickled")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+        try:
+            self.pickled = cloudpickle.dumps(function)
+        except Exception as error:
+            raise TypeError(
+                f"{self.name} cannot be pickled: {error}; expected a function that can"
+            ) from error
+        self._function: Callable[..., Any] | None = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it."""
+        if self._function is None:
+            self._function = cloudpickle.loads(self.pickled)
+        assert self._function is not None
+        return self._function(*arguments)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kept) and self.pickled == other.pickled
+
+    def __hash__(self) -> int:
+        return hash(self.pickled)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _kept, (self.name, self.pickled)
+
+    def __dask_tokenize__(self) -> Any:
+        return ("Kept", self.pickled)
+
+
+def _kept(name: str, pickled: bytes) -> Kept:
+    """A function that has not been called here yet."""
+    kept = object.__new__(Kept)
+    kept.name, kept.pickled, kept._function = name, pickled, None
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """An associative and commutative function of two arrays, and what it makes of nothing.
+
+    >>> Combine(np.maximum, None).along(np.array([[1, 5], [4, 2]]), "int64")
+    array([4, 5])
+    """
+
+    function: Callable[..., Any]
+    """Takes two arrays, gives one."""
+    identity: Any
+    """The value that changes nothing; None if there is none."""
+
+    def along(self, values: Array, dtype: str) -> Array:
+        """All values along the first axis combined, of which there is at least one."""
+        function = self.function
+        if isinstance(function, np.ufunc) and isinstance(values, np.ndarray):
+            logical = function in (np.logical_or, np.logical_and)  # casting first would be a pass more
+            return function.reduce(values, axis=0, dtype=None if logical else dtype)
+        values = values.astype(dtype, copy=False)
+        while len(values) > 1:
+            half = len(values) // 2
+            rest = values[2 * half :]
+            values = self._of_same_shape(values[:half], values[half : 2 * half])
+            values = np.concatenate([values, rest]) if len(rest) else values
+        return values[0]
+
+    def into(self, total: Array, value: Array) -> None:
+        """Combine a value into an array, in place."""
+        if isinstance(self.function, np.ufunc):
+            self.function(total, value, out=total)
+        else:
+            total[...] = self._of_same_shape(total, value)
+
+    def together(self, one: Array, other: Array) -> Array:
+        """A new array of two combined."""
+        return self._of_same_shape(one, other)
+
+    def nothing(self, like: Array, shape: tuple[int, ...], dtype: str) -> Array:
+        """What is combined of no values at all.
+
+        Raises
+        ------
+        ValueError
+            If there is no such value.
+        """
+        if self.identity is None:
+            raise ValueError(
+                f"{self.function!r} has no identity and combines no values; expected an axis of 1 or more"
+            )
+        return np.full_like(like, self.identity, shape=shape, dtype=dtype)
+
+    def _of_same_shape(self, one: Array, other: Array) -> Array:
+        found = self.function(one, other)
+        if getattr(found, "shape", None) != one.shape:
+            raise ValueError(
+                f"combine function {self.function!r} made {getattr(found, 'shape', type(found).__name__)} of two "
+                f"arrays of shape {one.shape}; expected that shape"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LogSumExp(Combine):
+    """The logarithm of a sum of exponentials, however large these are.
+
+    >>> LogSumExp(np.logaddexp, -np.inf).along(np.array([1000.0, 1000.0]), "float64").round(3)
+    np.float64(1000.693)
+    """
+
+    def along(self, values: Array, dtype: str) -> Array:
+        """All values along the first axis, the greatest of them taken out."""
+        values = values.astype(dtype, copy=False)
+        greatest = values.max(axis=0)
+        shift = np.where(np.isfinite(greatest), greatest, np.zeros_like(greatest))
+        with np.errstate(divide="ignore", over="ignore"):
+            return np.log(np.exp(values - shift).sum(axis=0)) + shift
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """A join of which is told only whether it gives anything but zero.
+
+    >>> Counting(np.subtract)(np.array([1, 2]), np.array([1, 1])).tolist()
+    [False, True]
+    """
+
+    join: Callable[..., Any] | None
+    """The join; None for the values of one operand."""
+
+    def __call__(self, *values: Array) -> Array:
+        """Whether joined values are not zero."""
+        joined = values[0] if self.join is None else self.join(*values)
+        return joined != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A join of any number of operands, one after the other.
+
+    >>> Repeated(np.maximum)(1, 3, 2).item()
+    3
+    """
+
+    join: Callable[..., Any]
+    """The join of two."""
+
+    def __call__(self, *values: Array) -> Array:
+        """Joined values."""
+        return reduce(self.join, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What becomes of values when all of them are combined.
+
+    >>> Finish("float64", count=4)(np.array([2, 6]))
+    array([0.5, 1.5])
+    """
+
+    dtype: str
+    """Element type of the result."""
+    function: Callable[..., Any] | None = None
+    """Applied first; None for nothing."""
+    count: int | None = None
+    """How many values were added up, for their mean; None for no mean."""
+
+    def __call__(self, total: Array) -> Array:
+        """The result; without axes a scalar of its library, as Dask's own reductions give."""
+        if self.function is not None:
+            shape = total.shape
+            total = self.function(total)
+            if getattr(total, "shape", None) != shape:
+                raise ValueError(
+                    f"finalize function {self.function!r} made {getattr(total, 'shape', type(total).__name__)} of "
+                    f"an array of shape {shape}; expected that shape"
+                )
+        if self.count is not None:
+            total = np.true_divide(total, self.count)
+        return total.astype(self.dtype, copy=False)[() if total.ndim == 0 else ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Join and combine one tile.
+
+    >>> nearest = Fold(np.add, Combine(np.minimum, None), "int64", "int64")
+    >>> nearest((("i", "k"), ("k", "j")), ("i", "j"), {"i": 1, "k": 2, "j": 2}, np.array([[1, 2]]), np.eye(2, dtype=int))
+    array([[2, 1]])
+    """
+
+    join: Callable[..., Any] | None
+    """Takes one array of each operand, broadcast against each other; None for the values of one operand."""
+    combine: Combine
+    """How joined values meet."""
+    joined: str
+    """Element type of joined values."""
+    dtype: str
+    """Element type in which they are combined, and of the tile."""
+    algebra: str = ""
+    """``"gram"`` for sums of squared differences, ``"logical"`` for whether two are ever true at once, else empty."""
+    scratch: int = 64 << 20
+    """Bytes that one tile may use beside operands and result."""
+
+    def __call__(self, operands: Operands, output: Labels, extents: Extents, *blocks: Array) -> Array:
+        """Fold one cell."""
+        taken = [_without_single(*diagonal(block, labels), output) for block, labels in zip(blocks, operands)]
+        arrays, labels = [array for array, _ in taken], [mine for _, mine in taken]
+        known = dict.fromkeys(label for mine in labels for label in mine)
+        outer = tuple(label for label in output if label in known)
+        inner = tuple(label for label in known if label not in output)
+        if not all(extents[label] for label in inner):
+            return self.combine.nothing(arrays[0], shape_of(extents, output), self.dtype)
+        if not inner:
+            views = [_view(array, mine, outer) for array, mine in taken]
+            result = self._joined(views, shape_of(extents, outer)).astype(self.dtype, copy=False)
+        else:
+            result = self._through_blas(arrays, labels, inner, outer)
+            if result is None:
+                result = self._in_blocks(arrays, labels, inner, outer, extents)
+        return spread(result, outer, output, extents)
+
+    def add(self, total: Array, value: Array) -> None:
+        """Combine the value of one cell into what is there, in place."""
+        self.combine.into(total, value)
+
+    def _through_blas(
+        self, arrays: list[Array], labels: list[Labels], inner: Labels, outer: Labels
+    ) -> Array | None:
+        """The result by products of matrices; None where they cannot give it."""
+        if not self.algebra or len(arrays) != 2 or any(set(inner) - {*mine} for mine in labels):
+            return None
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            return None
+        batch = tuple(label for label in outer if label in labels[0] and label in labels[1])
+        apart = [tuple(label for label in outer if label in mine and label not in batch) for mine in labels]
+        lengths = {label: n for array, mine in zip(arrays, labels) for label, n in zip(mine, array.shape)}
+        stack, depth = shape_of(lengths, batch), prod(shape_of(lengths, inner))
+        one, two = (
+            ordered(array, mine, (*batch, *own, *inner)).reshape(
+                (prod(stack), prod(shape_of(lengths, own)), depth)
+            )
+            for array, mine, own in zip(arrays, labels, apart)
+        )
+        if self.algebra == "logical":
+            found = grams.ever_both(one, two, self.scratch)
+        else:
+            found = grams.squared_distances(one, two, self.joined, self.dtype, self.scratch)
+        if found is None:
+            return None
+        order = (*batch, *apart[0], *apart[1])
+        return ordered(found.reshape(shape_of(lengths, order)), order, outer)
+
+    def _in_blocks(
+        self, arrays: list[Array], labels: list[Labels], inner: Labels, outer: Labels, extents: Extents
+    ) -> Array:
+        """The result block by block."""
+        wide = bool(outer) and extents[outer[-1]] >= WIDE
+        order = (*inner, *outer) if wide else (*outer, *inner)
+        cube = prod(shape_of(extents, order))
+        views = []
+        for array, mine in zip(arrays, labels):
+            view = _view(array, mine, order)
+            views.append(view.copy() if isinstance(view, np.ndarray) and cube > REUSE * view.size else view)
+        axes = tuple(n for n, label in enumerate(order) if label in inner)
+        at_once = fused(self.join, self.combine.function, self.dtype, views, axes)
+        if at_once is not None:
+            return at_once
+        itemsize = np.dtype(self.joined).itemsize
+        steps = _steps(
+            inner, outer, extents, max(min(BLOCK_NBYTES, self.scratch // 4) // max(itemsize, 1), 1)
+        )
+        result: Array = np.empty_like(arrays[0], shape=shape_of(extents, outer), dtype=self.dtype, order="C")
+        buffer = None
+        if isinstance(self.join, np.ufunc) and all(isinstance(view, np.ndarray) for view in views):
+            buffer = np.empty(prod(steps.values()), self.joined)
+        for place in _blocks(outer, extents, steps):
+            part = result[tuple(place[label] for label in outer)]
+            for number, depth in enumerate(_blocks(inner, extents, steps)):
+                where = place | depth
+                taken = [
+                    view[
+                        tuple(slice(None) if n == 1 else where[label] for label, n in zip(order, view.shape))
+                    ]
+                    for view in views
+                ]
+                shape = tuple(where[label].stop - where[label].start for label in order)
+                value = self._combined(self._joined(taken, shape, buffer), len(inner), wide)
+                if number:
+                    self.combine.into(part[...], value)
+                else:
+                    part[...] = value
+        return result
+
+    def _joined(self, views: Sequence[Array], shape: tuple[int, ...], buffer: Any = None) -> Array:
+        """Joined values of one block."""
+        if self.join is None:
+            return views[0]
+        if buffer is not None:
+            return self.join(*views, out=buffer[: prod(shape)].reshape(shape), casting="unsafe")
+        found = self.join(*views)
+        if getattr(found, "shape", None) != shape:
+            raise ValueError(
+                f"join {self.join!r} made {getattr(found, 'shape', type(found).__name__)} of arrays of shapes "
+                f"{', '.join(str(view.shape) for view in views)}; expected {shape}"
+            )
+        return found
+
+    def _combined(self, values: Array, inner: int, first: bool) -> Array:
+        """Joined values combined along the contracted axes, which are the first ones or the last."""
+        if first:
+            return self.combine.along(values.reshape((-1, *values.shape[inner:])), self.dtype)
+        outer = values.ndim - inner
+        flat = values.reshape((*values.shape[:outer], -1))
+        return self.combine.along(np.moveaxis(flat, -1, 0), self.dtype)
+
+
+def _without_single(array: Array, labels: Labels, output: Labels) -> tuple[Array, Labels]:
+    """Without contracted axes of length 1, along which nothing meets."""
+    single = (axis for axis, label in enumerate(labels) if label not in output and array.shape[axis] == 1)
+    return squeezed(array, labels, tuple(single))
+
+
+def _view(array: Array, labels: Labels, order: Labels) -> Array:
+    """An array with one axis for each label of an order, of length 1 where it lacks the label."""
+    present = tuple(label for label in order if label in labels)
+    return ordered(array, labels, present)[tuple(slice(None) if label in labels else None for label in order)]
+
+
+def _steps(inner: Labels, outer: Labels, extents: Extents, elements: int) -> dict[str, int]:
+    """How much of each label a block of so many elements takes.
+
+    >>> _steps(("k",), ("i", "j"), {"i": 500, "j": 3000, "k": 64}, 1 << 18)
+    {'k': 64, 'i': 2, 'j': 2048}
+    """
+    sizes = dict.fromkeys((*inner, *outer), 1)
+
+    def grow(label: str, most: int) -> None:
+        room = elements * sizes[label] // prod(sizes.values())
+        sizes[label] = max(sizes[label], min(extents[label], room, most))
+
+    for label in outer[-1:]:
+        grow(label, ROW)
+    for label in reversed(inner):
+        grow(label, max(DEEP // prod(sizes[one] for one in inner), 1))
+    for label in (*reversed(outer), *reversed(inner)):
+        grow(label, elements)
+    return sizes
+
+
+def _blocks(labels: Labels, extents: Extents, steps: dict[str, int]) -> Iterator[dict[str, slice]]:
+    """Every block along some labels."""
+    ranges = [range(0, extents[label], steps[label]) for label in labels]
+    for starts in product(*ranges):
+        yield {
+            label: slice(start, min(start + steps[label], extents[label]))
+            for label, start in zip(labels, starts)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Combines partial results of one tile; none of them is changed.
+
+    >>> Merge(Combine(np.maximum, None))([np.array([1, 5]), np.array([4, 2])])
+    array([4, 5])
+    """
+
+    combine: Combine
+    """How they meet."""
+    finish: Callable[..., Any] | None = None
+    """Applied to the result."""
+
+    def __call__(self, partials: list[Array]) -> Array:
+        """Combine them."""
+        total, *rest = partials
+        for number, one in enumerate(rest):
+            if number:
+                self.combine.into(total[...], one)
+            else:  # a new array: the first partial result is someone else's
+                total = self.combine.together(total, one)[...]
+        return total if self.finish is None else self.finish(total)
+
+
+# without a plan
+
+
+@dataclass(frozen=True, slots=True)
+class FoldBlocks:
+    """Blocks joined and combined, as Dask calls it where nothing is planned: contracted axes keep length 1.
+
+    >>> plus = Fold(np.add, Combine(np.maximum, None), "int64", "int64")
+    >>> FoldBlocks((("i", "k"), ("k",)), ("i",), ("k",), plus)(np.eye(2, dtype=int), np.array([3, 1]))
+    array([[4],
+           [3]])
+    """
+
+    operands: Operands
+    """Labels of each operand's axes."""
+    output: Labels
+    """Labels of the result's axes."""
+    contracted: Labels
+    """Labels the output lacks, whose axes come last."""
+    step: Any
+    """The kernel: a `Fold`, or the contraction of sums of products."""
+    join: str = "multiply"
+    """What a plan calls the join."""
+    aggregate: Any = "sum"
+    """Name of the aggregate, or the user's own."""
+    finish: Finish | None = None
+    """What becomes of values when all are combined; called here only if nothing is contracted."""
+
+    def __call__(self, *blocks: Array) -> Array:
+        """One block of the result, or what is to be combined with others into it."""
+        extents = {
+            label: n for block, mine in zip(blocks, self.operands) for label, n in zip(mine, block.shape)
+        }
+        found = self.step(self.operands, self.output, extents, *blocks)
+        if self.contracted:
+            return found.reshape((*shape_of(extents, self.output), *(1,) * len(self.contracted)))
+        return found if self.finish is None else self.finish(found)
+
+
+def passed(partials: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """What blocks gave as it is: the first step of Dask's reductions has nothing to do."""
+    return partials
+
+
+@dataclass(frozen=True, slots=True)
+class FoldTree:
+    """Partial results combined, as Dask's reductions call it.
+
+    >>> FoldTree(Combine(np.add, 0))([np.ones((2, 1)), np.ones((2, 1))], axis=(1,), keepdims=False)
+    array([2., 2.])
+    """
+
+    combine: Combine
+    """How they meet."""
+    finish: Finish | None = None
+    """Applied to the last result."""
+
+    def __call__(self, partials: Any, axis: tuple[int, ...], keepdims: bool) -> Array:
+        """Nested lists of partial results, one level an axis, combined."""
+        flat = [partials]
+        while isinstance(flat[0], list):
+            flat = [one for several in flat for one in several]
+        total = Merge(self.combine)(flat)
+        total = total if keepdims else total.squeeze(axis=axis)
+        return total if self.finish is None else self.finish(total)
