@@ -8,7 +8,7 @@ block's size is left out, and more tiles are tried until something fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_eindecomp import memory
+from dask_eindecomp.elimination import Late
 from dask_eindecomp.expression import Labels
 from dask_eindecomp.graph import EinGraph, Node
 from dask_eindecomp.partition import Chunks, Cut, Partition, cut, smooth, viable_rows
@@ -36,6 +37,10 @@ __all__ = [
 MANY = 150
 """Candidates of one expression beyond which numbers of tiles that do not suit it are left out."""
 
+
+MOST_COUNTS = 10_000
+"""Numbers of parts, in all ways to share out one number of tiles, beyond which fewer labels are cut: tensors of many
+short axes have millions."""
 
 MOST_TILES = 1 << 20
 """Tiles of one expression beyond which nothing that fits a budget is looked for."""
@@ -160,6 +165,7 @@ def space_of(
     usual: Mapping[tuple[int, int], Cut],
     divide: bool,
     with_came: bool,
+    late: Callable[[], bool] = bool,
 ) -> Space:
     """Candidate partitions of one expression.
 
@@ -173,14 +179,18 @@ def space_of(
         Whether parts must divide their extent.
     with_came
         Whether the layout the graph came in is one of them.
+    late
+        Whether there is no time to try more tiles than these.
 
     Raises
     ------
     BudgetError
         If no number of tiles fits the budget.
+    Late
+        If there was no time to find one that does.
     """
     extents = dict(node.extents)
-    rows = np.concatenate([viable_rows(tuple(extents.values()), count, divide) for count in counts])
+    rows = np.concatenate([viable_rows(_cuttable(node, count), count, divide) for count in counts])
     rows = np.unique(rows, axis=0) if len(counts) > 1 else rows
     came = tuple(chunks for _, chunks in node.came) if with_came else ()
     space = Space.of_parts(extents, rows, usual, came)
@@ -195,8 +205,34 @@ def space_of(
             return space.picked(np.flatnonzero(fits))
         if count >= most:
             raise BudgetError(_misfit(graph, node, tried, topology, budget))
+        if late():
+            raise Late
         count *= 2
-        space = Space.of_parts(extents, viable_rows(tuple(extents.values()), count, divide), usual)
+        space = Space.of_parts(extents, viable_rows(_cuttable(node, count), count, divide), usual)
+
+
+def _cuttable(node: Node, tiles: int) -> tuple[int, ...]:
+    """How often each label may be cut: its length, or once for labels of which there are too many.
+
+    Those stay that the graph came cut along, and then the longest.
+
+    >>> inputs = {"X": (2,) * 20}
+    >>> g = EinGraph.from_spec(inputs, {"Z": ("abcdefghijklmnopqrst->a", "X")}, ["Z"])
+    >>> sum(_cuttable(g.nodes["Z"], 64)) - 20
+    11
+    """
+    extents, came = dict(node.extents), dict(node.came)
+    most = tiles.bit_length()
+    ways = [1] + [0] * most  # how many ways there are to share out so many halvings
+    kept, labels = dict.fromkeys(extents, 1), 0
+    for label in sorted(extents, key=lambda one: (-len(came.get(one, ())), -extents[one])):
+        halvings = range(extents[label].bit_length())
+        ways = [sum(ways[n - taken] for taken in halvings if taken <= n) for n in range(most + 1)]
+        labels += extents[label] > 1
+        if max(ways) * labels > MOST_COUNTS:
+            break
+        kept[label] = extents[label]
+    return tuple(kept.values())
 
 
 def _fits(

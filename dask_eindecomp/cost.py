@@ -208,6 +208,10 @@ def aggregate_traffic(
     )
 
 
+MOST_BUNDLES = 1 << 17
+"""Blocks of tiles, over all candidates with as many tiles, that are looked at; more would take seconds."""
+
+
 def across(parts: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Parts of each label that lie on different workers.
 
@@ -229,7 +233,7 @@ def bundles(
     """How the tiles of one worker stand together where there are more tiles than workers: tiles along each label.
 
     Of all blocks of tiles that share the work out evenly the one with which join and aggregate ship least; one tile
-    each where nothing else divides.  ``reading`` gives the bytes that it ships besides, from the cuts of each label that
+    each where nothing else divides, or where there are too many to look at.  ``reading`` gives the bytes that it ships besides, from the cuts of each label that
     lie between workers.
 
     >>> matmul, extents = Expression.parse("ij,jk->ik"), {"i": 64, "j": 8, "k": 8}
@@ -248,7 +252,7 @@ def bundles(
         mine = np.flatnonzero(share == most)
         grid = counts[:, mine]
         rows = factorisations(most, tuple(grid.max(axis=1).tolist()), False)
-        if not len(rows):
+        if not 0 < len(rows) * len(mine) <= MOST_BUNDLES:
             continue
         block = dict(zip(labels, np.minimum(rows.T[:, :, None], grid[:, None, :])))
         cut = {label: np.broadcast_to(grid[axis], block[label].shape) for axis, label in enumerate(labels)}

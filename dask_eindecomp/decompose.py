@@ -229,8 +229,9 @@ class _Planner:
             if self.late():
                 raise Late
             space = space_of(
-                graph, node, counts, topology, self.budget, usual, self.objective == "paper", self.free
-            )
+                graph, node, counts, topology, self.budget, usual, self.objective == "paper", self.free,
+                self.late,
+            )  # fmt: skip
             if self.free and not finer and len(space) > MANY:
                 space = worth_trying(space, pricing.node_costs(node, space), topology.slots)
             # how tensors are held may leave some candidates out, but where it does not the space is one and the same

@@ -414,7 +414,7 @@ def _steps(inner: Labels, outer: Labels, extents: Extents, elements: int) -> dic
     """How much of each label a block of so many elements takes.
 
     >>> _steps(("k",), ("i", "j"), {"i": 500, "j": 3000, "k": 64}, 1 << 18)
-    {'k': 64, 'i': 2, 'j': 2048}
+    {'k': 64, 'i': 1, 'j': 3000}
     """
     sizes = dict.fromkeys((*inner, *outer), 1)
 

@@ -81,9 +81,10 @@ class Pricing:
                 lacking = [between[label] for label in node.expression.labels if label not in labels]
                 copies = np.minimum(prod(lacking, start=np.ones_like(next(iter(between.values())))), workers)
                 counts = np.stack([copies, *(between[label] for label in labels)])
-                each, which = np.unique(counts.reshape(len(counts), -1), axis=1, return_inverse=True)
+                flat = counts.reshape(len(counts), -1)
+                first, which = _distinct(flat)
                 moved = []
-                for several, *one in each.T.tolist():
+                for several, *one in flat[:, first].T.tolist():
                     grid = tuple(cut(extents[label], n) for label, n in zip(labels, one))
                     moved.append(self.given_traffic(tensor, grid, several).nbytes)
                 total = total + np.array(moved)[which.reshape(counts.shape[1:])]
@@ -528,3 +529,22 @@ def _stays(
     held = np.minimum(few[:, None], copied[None, :]) * pairs["meeting"] * grown
     # the tolerance keeps the floor equal to that of exact fractions
     return np.asarray(np.minimum(np.floor(held + 1e-6), size))
+
+
+def _distinct(columns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each distinct column is first, and which of them each column is; entries are not negative.
+
+    NumPy's own ``unique`` of columns compares them byte by byte, which took a hundred times as long.
+
+    >>> _distinct(np.array([[5, 3, 5], [1, 1, 1]]))
+    (array([1, 0]), array([1, 0, 1]))
+    """
+    key, size = np.zeros(columns.shape[1], dtype=np.int64), 1
+    for row in columns:
+        width = int(row.max(initial=0)) + 1
+        if size * width >= 1 << 62:
+            _, key = np.unique(key, return_inverse=True)
+            size = int(key.max(initial=0)) + 1
+        key, size = key * width + row, size * width
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return first, which.reshape(-1)
