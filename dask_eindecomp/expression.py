@@ -30,8 +30,8 @@ class ExpressionError(ValueError):
 class Aggregate:
     """An associative and commutative way to combine values along an axis.
 
-    >>> Aggregate(0, np.hypot).name
-    'hypot'
+    >>> Aggregate(0, np.bitwise_xor).name
+    'bitwise_xor'
     """
 
     identity: Any

@@ -23,7 +23,7 @@ JOINS = {
     "divide": "x / y",
     "true_divide": "x / y",
     "squared_difference": "(x - y) * (x - y)",
-    "absolute_difference": "x > y ? x - y : (y > x ? y - x : x - y)",
+    "absolute_difference": "fabs(x - y)",
     "minimum": "(x != x || x < y) ? x : y",
     "maximum": "(x != x || x > y) ? x : y",
     "hypot": "hypot(x, y)",
