@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import replace
+from math import comb, prod
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_eindecomp.candidates import Budget, Space, space_of, tile_counts, worth_trying
+from dask_eindecomp.elimination import Late
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.partition import cut, smooth, viable_rows
 from dask_eindecomp.topology import Topology
@@ -101,3 +103,35 @@ def test_candidates_keep_within_the_size_of_a_block(block: int) -> None:
     found = space(product(), [1, 2, 4], Budget(block=block))
     for n in range(len(found)):
         assert prod(map(max, found.partition(n).grid(("i", "k")))) * 8 <= block
+
+
+def many_axes(count: int) -> EinGraph:
+    """A tensor of many short axes, one of which is multiplied by a matrix."""
+    labels = "abcdefghijklmnopqrstuvw"[:count]
+    spec = {"Z": (f"{labels},{labels[-1]}z->{labels[:-1]}z", "X", "M")}
+    return EinGraph.from_spec({"X": (2,) * count, "M": (2, 2)}, spec, ["Z"])
+
+
+def test_of_many_short_axes_some_are_never_cut() -> None:
+    assert len(space(many_axes(20), tile_counts(64))) < 10_000
+    found = space(many_axes(20), [64])
+    cut_somewhere = [label for label, parts in found.parts.items() if parts.max() > 1]
+    assert 6 <= len(cut_somewhere) < 20
+    # where there are few nothing changes
+    assert len(space(many_axes(6), [8])) == comb(7, 3)
+
+
+def test_the_axes_that_the_graph_came_cut_along_are_cut_first() -> None:
+    graph = many_axes(20)
+    node = graph.nodes["Z"]
+    came = tuple((label, (1, 1) if label in "rst" else (extent,)) for label, extent in node.extents)
+    graph = replace(graph, nodes={"Z": replace(node, came=came)})
+    found = space(graph, [64])
+    assert all(found.parts[label].max() == 2 for label in "rst")
+
+
+def test_more_tiles_are_not_tried_when_there_is_no_time() -> None:
+    graph = product(4096)
+    late = Budget(memory=1 << 20)
+    with pytest.raises(Late):
+        space_of(graph, graph.nodes["Z"], [4], Topology(workers=4), late, {}, False, True, lambda: True)

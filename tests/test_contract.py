@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_eindecomp.contract import contract
+from dask_eindecomp.contract import SIZE_WEIGHT, contract
 from dask_eindecomp.expression import Expression
 from dask_eindecomp.graph import EinGraph, Given, Node, Output
 from tests import oracle, strategies
@@ -189,3 +190,69 @@ def test_what_is_contracted_next_stands_together_in_the_order_of_what_it_meets(
     names = "XYZ"
     graph = EinGraph.from_spec(dict(zip(names, shapes)), {"R": (subscripts, *names)}, ["R"])
     assert [str(node.expression) for node in contract(graph).nodes.values()] == binary
+
+
+# products ordered anew
+
+
+def chain(**extents: int) -> EinGraph:
+    """``(A @ B) @ v``."""
+    return EinGraph.from_spec(
+        {"A": (extents["i"], extents["j"]), "B": (extents["j"], extents["k"]), "v": (extents["k"],)},
+        {"M": ("ij,jk->ik", "A", "B"), "Z": ("ij,j->i", "M", "v")},
+        ["Z"],
+    )
+
+
+def flops(graph: EinGraph) -> int:
+    return sum(prod(extent for _, extent in node.extents) for node in graph.nodes.values())
+
+
+def test_a_chain_that_ends_in_a_vector_begins_with_it_if_that_is_allowed() -> None:
+    graph = chain(i=40, j=40, k=40)
+    assert contract(graph) is graph
+    anew = contract(graph, reassociate=True)
+    assert flops(anew) == 2 * 40 * 40
+    arrays = values_of(graph)
+    assert np.array_equal(oracle.evaluate(anew, arrays)["Z"], oracle.evaluate(graph, arrays)["Z"])
+    assert list(anew.nodes)[-1] == "Z"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        # no order is better
+        EinGraph.from_spec({name: (9, 9) for name in "ABC"}, {"M": ("ij,jk->ik", "A", "B"), "Z": ("ij,jk->ik", "M", "C")}, ["Z"]),
+        # the intermediate is wanted, too
+        EinGraph.from_spec({"A": (9, 9), "v": (9,)}, {"M": ("ij,jk->ik", "A", "A"), "Z": ("ij,j->i", "M", "v")}, ["M", "Z"]),
+        # it is read twice
+        EinGraph.from_spec({"A": (9, 9), "v": (9,)}, {"M": ("ij,jk->ik", "A", "A"), "Y": ("ij,j->i", "M", "v"), "Z": ("ij,i->j", "M", "v")}, ["Y", "Z"]),
+        # it is read twice by one
+        EinGraph.from_spec({"A": (9, 9)}, {"M": ("ij,jk->ik", "A", "A"), "Z": ("ij,ji->i", "M", "M")}, ["Z"]),
+        # it is no sum of products
+        EinGraph.from_spec({"A": (9, 9), "v": (9,)}, {"M": ("ij,jk->ik", "A", "A", {"aggregate": "max"}), "Z": ("ij,j->i", "M", "v")}, ["Z"]),
+        EinGraph.from_spec({"A": (9, 9), "v": (9,)}, {"M": ("ij,jk->ik", "A", "A"), "Z": ("ij,j->i", "M", "v", {"join": "add"})}, ["Z"]),
+    ],
+    ids=["no better", "wanted", "read twice", "read twice by one", "max", "add"],
+)  # fmt: skip
+def test_what_cannot_or_need_not_be_ordered_anew_stays(graph: EinGraph) -> None:
+    assert contract(graph, reassociate=True) is graph
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_graph_ordered_anew_gives_the_same_with_no_more_work(data: st.DataObject) -> None:
+    graph = EinGraph.from_spec(**data.draw(strategies.dags(most=5, chunked=False)))
+    anew = contract(graph, reassociate=True)
+    arrays = data.draw(strategies.arrays(graph))
+    before, after = oracle.evaluate(graph, arrays), oracle.evaluate(anew, arrays)
+    for output in graph.outputs:
+        assert np.allclose(before[output.name], after[output.name])
+    weighed = [
+        sum(
+            prod(extent for _, extent in node.extents) + SIZE_WEIGHT * prod(node.shape)
+            for node in one.nodes.values()
+        )
+        for one in (contract(graph), anew)
+    ]
+    assert weighed[1] <= weighed[0]

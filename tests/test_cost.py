@@ -492,3 +492,10 @@ def test_blocks_made_on_demand_move_only_where_several_workers_want_a_part() -> 
     assert making_traffic(rows, grid((8, 8), (2, 1)), 1, workers=4).nbytes == 0
     assert making_traffic(rows, columns, 1, workers=4).nbytes == 48
     assert making_traffic(rows, columns, 1, workers=1).nbytes == 0
+
+
+def test_too_many_blocks_of_tiles_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, extents = {"i": 4, "j": 1, "k": 4}, {"i": 64, "j": 8, "k": 8}
+    assert bundles(MATMUL, extents, parts, (8, 8), 8, workers=4) == {"i": 1, "j": 1, "k": 4}
+    monkeypatch.setattr(cost, "MOST_BUNDLES", 2)
+    assert bundles(MATMUL, extents, parts, (8, 8), 8, workers=4) == {"i": 1, "j": 1, "k": 1}

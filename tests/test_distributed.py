@@ -19,7 +19,7 @@ pytest.importorskip("distributed")
 from distributed import Client, get_task_stream, wait
 
 import dask_eindecomp.hook
-from dask_eindecomp import EinDecomp, Topology, eindecomp, explain
+from dask_eindecomp import Aggregate, EinDecomp, Topology, eindecomp, einsum, explain
 from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.lift import ShapeError
 from tests.cluster import cluster
@@ -399,3 +399,16 @@ def test_xarray_objects(client: Client, planned: tuple[np.ndarray, da.Array]) ->
     assert joins_of(stream)
     np.testing.assert_allclose(product.persist().load().transpose("i", "k"), x @ x)
     assert explain(product).choices
+
+
+# extended summation
+
+
+def test_an_extended_summation_is_planned_on_the_scheduler_whatever_joins(client: Client) -> None:
+    x, y = numbers(40, 30), numbers(50, 30, seed=1)
+    a, b = persisted(client, x, y, chunks=20)
+    lazy = einsum("ik,jk->ij", a, b, join=lambda x, y: abs(x - y), aggregate=Aggregate(0, lambda x, y: x + y))
+    with get_task_stream(client) as stream, dask.config.set(array_optimize=PLANNED):
+        np.testing.assert_allclose(lazy.compute(), abs(x[:, None] - y).sum(axis=-1))
+    assert joins_of(stream)
+    np.testing.assert_allclose(lazy.compute(), abs(x[:, None] - y).sum(axis=-1))

@@ -786,3 +786,29 @@ def test_of_a_graph_with_unknown_chunks_the_part_that_is_known_is_planned() -> N
     y = x @ x
     y = y[y.sum(axis=1) > 0]
     np.testing.assert_allclose(result, y.T @ y)
+
+
+# products ordered anew
+
+
+def test_a_chain_that_ends_in_a_vector_makes_no_product_of_matrices_if_it_may_be_ordered_anew() -> None:
+    size = 4000
+    a, b = (da.ones((size, size), chunks=1000) for _ in range(2))
+    lazy = (a @ b) @ da.ones(size, chunks=1000)
+    topology = Topology(workers=4)
+    assert explain(lazy, topology=topology).traffic.flops > size**3
+    plan = explain(lazy, hook=EinDecomp(topology=topology, reassociate=True))
+    assert plan.traffic.flops < 3 * size**2
+
+
+def test_a_chain_ordered_anew_differs_by_rounding_alone() -> None:
+    random = np.random.default_rng(0)
+    x, y, v = random.normal(size=(60, 50)), random.normal(size=(50, 40)), random.normal(size=40)
+    a, b, w = (da.from_array(one, chunks=20) for one in (x, y, v))
+    with dask.config.set(
+        array_optimize=EinDecomp(force=True, topology=Topology(workers=4), reassociate=True)
+    ):
+        np.testing.assert_allclose(((a @ b) @ w).compute(scheduler="synchronous"), x @ y @ v, rtol=1e-12)
+    # remembered apart from the plan that keeps the order
+    kept = explain((a @ b) @ w, topology=Topology(workers=4))
+    assert kept.traffic.flops >= 60 * 50 * 40
