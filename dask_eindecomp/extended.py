@@ -43,6 +43,7 @@ from dask_eindecomp.folds import (
     Repeated,
     passed,
 )
+from dask_eindecomp.grams import PAIRWISE
 from dask_eindecomp.kernels import Contraction
 
 __all__ = ["build"]
@@ -261,11 +262,10 @@ def _fold(
     if aggregate == "count":
         function, joined = Counting(function), np.dtype(bool)
     finalize = None if known.finalize is None else Kept(known.finalize)
-    algebra = {("squared_difference", "sum"): "gram", ("logical_and", "any"): "logical"}.get(
-        (title, known.name), ""
-    )
-    algebra = algebra if isinstance(join, str) and isinstance(aggregate, str) else ""
-    step = Fold(function, combine, joined.name, types.combined.name, algebra, setting("scratch-bytes"))
+    names = (title, known.name)
+    named_both = isinstance(join, str) and isinstance(aggregate, str)
+    pairwise = names if named_both and names in PAIRWISE else None
+    step = Fold(function, combine, joined.name, types.combined.name, pairwise, setting("scratch-bytes"))
     named: Any = (
         aggregate
         if isinstance(aggregate, str)

@@ -9,7 +9,7 @@ over all labels are never there at once::
                       │  × output │
                       └───────────┘
 
-Where algebra allows BLAS does it instead: `algebra` says so, see `grams`.  Functions of a user stay pickled until a
+Where all pairs of rows meet, BLAS or SciPy may do it instead, see `grams`.  Functions of a user stay pickled until a
 worker calls them.
 """
 
@@ -280,8 +280,8 @@ class Fold:
     """Element type of joined values."""
     dtype: str
     """Element type in which they are combined, and of the tile."""
-    algebra: str = ""
-    """``"gram"`` for sums of squared differences, ``"logical"`` for whether two are ever true at once, else empty."""
+    pairwise: tuple[str, str] | None = None
+    """Join and aggregate by name, where all pairs of rows may be left to a compiled library: see `grams.PAIRWISE`."""
     scratch: int = 64 << 20
     """Bytes that one tile may use beside operands and result."""
 
@@ -298,7 +298,7 @@ class Fold:
             views = [_view(array, mine, outer) for array, mine in taken]
             result = self._joined(views, shape_of(extents, outer)).astype(self.dtype, copy=False)
         else:
-            result = self._through_blas(arrays, labels, inner, outer)
+            result = self._pairwise(arrays, labels, inner, outer)
             if result is None:
                 result = self._in_blocks(arrays, labels, inner, outer, extents)
         return spread(result, outer, output, extents)
@@ -307,11 +307,11 @@ class Fold:
         """Combine the value of one cell into what is there, in place."""
         self.combine.into(total, value)
 
-    def _through_blas(
+    def _pairwise(
         self, arrays: list[Array], labels: list[Labels], inner: Labels, outer: Labels
     ) -> Array | None:
-        """The result by products of matrices; None where they cannot give it."""
-        if not self.algebra or len(arrays) != 2 or any(set(inner) - {*mine} for mine in labels):
+        """The result by a compiled library for all pairs of rows; None where there is none."""
+        if self.pairwise is None or len(arrays) != 2 or any(set(inner) - {*mine} for mine in labels):
             return None
         if not all(isinstance(array, np.ndarray) for array in arrays):
             return None
@@ -325,10 +325,7 @@ class Fold:
             )
             for array, mine, own in zip(arrays, labels, apart)
         )
-        if self.algebra == "logical":
-            found = grams.ever_both(one, two, self.scratch)
-        else:
-            found = grams.squared_distances(one, two, self.joined, self.dtype, self.scratch)
+        found = grams.PAIRWISE[self.pairwise](one, two, self.joined, self.dtype, self.scratch)
         if found is None:
             return None
         order = (*batch, *apart[0], *apart[1])
@@ -358,7 +355,7 @@ class Fold:
         if isinstance(self.join, np.ufunc) and all(isinstance(view, np.ndarray) for view in views):
             buffer = np.empty(prod(steps.values()), self.joined)
         for place in _blocks(outer, extents, steps):
-            part = result[tuple(place[label] for label in outer)]
+            part = result[(*(place[label] for label in outer), ...)]  # an array even without axes
             for number, depth in enumerate(_blocks(inner, extents, steps)):
                 where = place | depth
                 taken = [
@@ -370,7 +367,7 @@ class Fold:
                 shape = tuple(where[label].stop - where[label].start for label in order)
                 value = self._combined(self._joined(taken, shape, buffer), len(inner), wide)
                 if number:
-                    self.combine.into(part[...], value)
+                    self.combine.into(part, value)
                 else:
                     part[...] = value
         return result

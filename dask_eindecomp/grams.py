@@ -1,4 +1,4 @@
-"""Joins that products of matrices do: squared differences and conjunctions.
+"""Joins of all rows of two matrices that compiled libraries do: products of matrices, and SciPy's loops.
 
 The sum of squared differences is |x|² + |y|² - 2 x·y.  Far from the origin the three cancel, so points are moved to
 where their middle is the origin, which changes no difference, and everything is in double precision.  What is left of
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ever_both", "squared_distances"]
+__all__ = ["BLAS", "PAIRWISE", "ever_both", "manhattan_distances", "squared_distances"]
 
 Array = Any
 
@@ -104,10 +104,26 @@ def _one_by_one(x: Array, y: Array) -> Array:
     return total
 
 
-def ever_both(one: Array, two: Array, scratch: int) -> Array:
+def manhattan_distances(one: Array, two: Array, joined: str, dtype: str, scratch: int) -> Array | None:
+    """Sums of absolute differences of each pair of rows, or None where SciPy does not give them."""
+    if joined not in ERRORS or one.dtype.kind not in "fiub" or two.dtype.kind not in "fiub":
+        return None
+    try:
+        from scipy.spatial.distance import cdist
+    except ImportError:
+        return None
+    result = np.empty((len(one), one.shape[1], two.shape[1]), dtype)
+    rows = max(scratch // 4 // (8 * max(two.shape[1:])), 1) if two.size else 1
+    for x, y, out in zip(one, two, result):
+        for start in range(0, len(x), rows):
+            out[start : start + rows] = cdist(x[start : start + rows], y, "cityblock")
+    return result
+
+
+def ever_both(one: Array, two: Array, joined: str, dtype: str, scratch: int) -> Array:
     """Whether two rows are ever true at the same place: sums of ones, none of which is lost in single precision.
 
-    >>> ever_both(np.array([[[1, 0]]]), np.array([[[0, 2], [3, 0]]]), 1 << 20)
+    >>> ever_both(np.array([[[1, 0]]]), np.array([[[0, 2], [3, 0]]]), "bool", "bool", 1 << 20)
     array([[[False,  True]]])
     """
     result = np.empty((len(one), one.shape[1], two.shape[1]), bool)
@@ -118,3 +134,17 @@ def ever_both(one: Array, two: Array, scratch: int) -> Array:
             left = (x[start : start + rows] != 0).astype(np.float32)
             np.greater(left @ right, 0, out=out[start : start + rows])
     return result
+
+
+PAIRWISE = {
+    ("squared_difference", "sum"): squared_distances,
+    ("absolute_difference", "sum"): manhattan_distances,
+    ("logical_and", "any"): ever_both,
+}
+"""What there is, by names of join and aggregate.
+
+Each takes points in rows, stacks of matrices (stack, m, k) and (stack, n, k), element types of joined values and of the
+result, and bytes to work in; gives (stack, m, n), or None where it would not be right.
+"""
+BLAS = frozenset({("squared_difference", "sum"), ("logical_and", "any")})
+"""Those that are as fast as products of matrices."""

@@ -32,6 +32,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_eindecomp import functions, kernels, layers
 from dask_eindecomp.expression import Aggregate, Expression, Labels
 from dask_eindecomp.folds import FoldBlocks, FoldTree, passed
+from dask_eindecomp.grams import BLAS
 from dask_eindecomp.graph import EinGraph, Given, Node, Output
 from dask_eindecomp.layers import Axes, Layout
 from dask_eindecomp.partition import Cut
@@ -451,7 +452,8 @@ class _Lifter:
         if contraction:
             kernel = "blas" if np.dtype(function.step.dtype).kind in "fc" else "loop"
         else:
-            kernel = "blas" if function.step.algebra else "loop" if function.contracted else "stream"
+            fast = function.step.pairwise in BLAS
+            kernel = "blas" if fast else "loop" if function.contracted else "stream"
         contracted = layer.output_indices[len(function.output) :]  # Dask has indices of its own for labels
         cast = function.step.cast if contraction and dtypes != {function.step.cast} else None
         pending = Pending(

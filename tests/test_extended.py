@@ -15,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_eindecomp import Aggregate, EinDecomp, Topology, einsum, explain
-from dask_eindecomp.expression import AGGREGATES, JOINS, ExpressionError
+from dask_eindecomp.contract import contract
+from dask_eindecomp.estimate import price
+from dask_eindecomp.expression import AGGREGATES, JOINS, Expression, ExpressionError
+from dask_eindecomp.hook import apply
+from dask_eindecomp.lift import lift
+from tests import oracle, strategies
 from tests.standin import StandIn
 
 # so slow, on a network so fast, that even a small problem is worth sharing
@@ -141,6 +146,62 @@ def test_what_a_join_does_not_take_is_refused_with_what_it_does(join: str, aggre
         TypeError, match=rf"join '{join}' takes no {dtype} and {dtype} values; expected {taken}"
     ):
         einsum("ik,jk->ij", x, x, join=join, aggregate=aggregate)
+
+
+@given(st.data())
+def test_any_viable_partition_gives_what_numpy_gives(data: st.DataObject) -> None:
+    join, aggregate = (
+        data.draw(st.sampled_from(sorted(JOINS))),
+        data.draw(st.sampled_from(sorted(AGGREGATES))),
+    )
+    dtype = data.draw(st.sampled_from(DTYPES))
+    shape = [data.draw(st.integers(1, 9)) for _ in range(3)]
+    X, Y = (values(dtype, shape[n], shape[2], seed=n) for n in range(2))
+    Y = np.abs(Y) if join == "power" and Y.dtype.kind == "i" else Y
+    x, y = (
+        da.from_array(X, chunks=data.draw(st.integers(1, 4))),
+        da.from_array(Y, chunks=data.draw(st.integers(1, 4))),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            expected = numpy_result(join, aggregate, X, Y)
+        except TypeError:
+            return
+        array = einsum("ik,jk->ij", x, y, join=join, aggregate=aggregate)
+        lifted = lift(array.dask, array.__dask_keys__())
+        graph = contract(lifted.graph)
+        partitions = {name: data.draw(strategies.partitions(node)) for name, node in graph.nodes.items()}
+        plan = price(graph, partitions, EAGER)
+        planned = apply(array.dask, array.__dask_keys__(), lifted, graph, plan)
+        found = da.Array(planned, array.name, array.chunks, array.dtype)
+        check(
+            found.compute(scheduler="synchronous", optimize_graph=False),
+            expected,
+            tolerance(dtype, expected.dtype),
+        )
+
+
+@given(strategies.expressions(), st.data())
+def test_any_subscripts_give_what_their_definition_says(
+    drawn: tuple[Expression, dict[str, int]], data: st.DataObject
+) -> None:
+    expression, extents = drawn
+    arrays = [
+        values("float64", *(extents[label] for label in labels), seed=n)
+        for n, labels in enumerate(expression.operands)
+    ]
+    lazy = [da.from_array(array, chunks=data.draw(st.integers(1, 4))) for array in arrays]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if not all(extents.values()) and AGGREGATES[str(expression.aggregate)].identity is None:
+            return
+        expected = oracle.evaluate_expression(expression, arrays, extents)
+        options = {"join": expression.join, "aggregate": expression.aggregate}
+        array = einsum(expression.einsum, *lazy, **options)
+        assert array.shape == tuple(extents[label] for label in expression.output)
+        for found in (plain(array), computed(array, FORCED)):
+            np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
 
 
 @given(st.data())

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_eindecomp import folds, fused, grams
-from dask_eindecomp.expression import squared_difference
+from dask_eindecomp.expression import AGGREGATES, JOINS, squared_difference
 from dask_eindecomp.folds import Combine, Finish, Fold, FoldTree, Kept, LogSumExp, Merge
 from dask_eindecomp.kernels import Join
 
@@ -184,7 +184,9 @@ def test_squared_distances_keep_their_relative_error(
     if kind == "some equal":
         y[:40] = x[:40]
         y[40:50] = np.nextafter(x[40:50], np.inf, dtype=dtype)
-    found = fold(squared_difference, Combine(np.add, 0), x, y, dtype=dtype, algebra="gram")
+    found = fold(
+        squared_difference, Combine(np.add, 0), x, y, dtype=dtype, pairwise=("squared_difference", "sum")
+    )
     expected = exact(x, y)
     assert found.dtype == dtype
     np.testing.assert_allclose(found, expected.astype(float), rtol=limit, atol=0)
@@ -210,31 +212,39 @@ def test_distances_without_scipy_are_the_same(monkeypatch: pytest.MonkeyPatch) -
 def test_stacks_of_points_are_taken_in_any_scratch(scratch: int) -> None:
     x, y = numbers(3, 40, 16), numbers(3, 50, 16, seed=1)
     y[:, :9] = x[:, :9]
-    found = Fold(squared_difference, Combine(np.add, 0), "float64", "float64", "gram", scratch)(
-        (("b", "i", "k"), ("b", "j", "k")), ("j", "b", "i"), {"b": 3, "i": 40, "j": 50, "k": 16}, x, y
-    )
+    found = Fold(
+        squared_difference, Combine(np.add, 0), "float64", "float64", ("squared_difference", "sum"), scratch
+    )((("b", "i", "k"), ("b", "j", "k")), ("j", "b", "i"), {"b": 3, "i": 40, "j": 50, "k": 16}, x, y)
     expected = ((x[:, :, None] - y[:, None]) ** 2).sum(axis=-1).transpose(2, 0, 1)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("algebra", ["gram", "logical"])
-def test_what_is_no_product_of_matrices_goes_block_by_block(algebra: str) -> None:
+@pytest.mark.parametrize("names", grams.PAIRWISE)
+def test_what_is_not_all_pairs_of_rows_goes_block_by_block(names: tuple[str, str]) -> None:
     x, y = np.abs(numbers(5, 6)), np.abs(numbers(6, seed=1))
-    join, combine = (
-        (squared_difference, Combine(np.add, 0))
-        if algebra == "gram"
-        else (np.logical_and, Combine(np.logical_or, False))
-    )
+    join, aggregate = JOINS[names[0]], AGGREGATES[names[1]]
+    dtypes = ("bool", "bool") if names[1] == "any" else ("float64", "float64")
     # i is contracted and in one operand alone
-    found = Fold(
-        join,
-        combine,
-        "float64" if algebra == "gram" else "bool",
-        "float64" if algebra == "gram" else "bool",
-        algebra,
-    )((("i", "k"), ("k",)), ("k",), {"i": 5, "k": 6}, x, y)
-    expected = ((x - y) ** 2).sum(axis=0) if algebra == "gram" else np.logical_and(x, y).any(axis=0)
-    np.testing.assert_allclose(found, expected)
+    step = Fold(join, Combine(aggregate.combine, aggregate.identity), *dtypes, names)
+    found = step((("i", "k"), ("k",)), ("k",), {"i": 5, "k": 6}, x, y)
+    np.testing.assert_allclose(found, aggregate.combine.reduce(join(x, y), axis=0))
+
+
+@pytest.mark.parametrize("scratch", [1, 1 << 20])
+def test_manhattan_distances_are_scipys_or_go_block_by_block(
+    scratch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = numbers(2, 20, 5), numbers(2, 30, 5, seed=1)
+    x[0, 3, 1], y[1, 4, 2], x[1, 7, 2] = np.nan, np.inf, np.inf
+    with np.errstate(invalid="ignore"):
+        expected = np.abs(x[:, :, None] - y[:, None]).sum(axis=-1)
+    found = grams.manhattan_distances(x, y, "float64", "float64", scratch)
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    assert grams.manhattan_distances(x[:, :0], y, "float64", "float64", 1).shape == (2, 0, 30)
+    whole = x.real.astype(complex)
+    assert grams.manhattan_distances(whole, y, "float64", "float64", 1) is None
+    monkeypatch.setitem(sys.modules, "scipy.spatial.distance", None)
+    assert grams.manhattan_distances(x, y, "float64", "float64", 1) is None
 
 
 def test_whether_two_are_ever_true_at_once_is_a_product() -> None:
@@ -242,10 +252,12 @@ def test_whether_two_are_ever_true_at_once_is_a_product() -> None:
     expected = (x[:, None] & y).any(axis=-1)
     assert 0 < expected.sum() < expected.size
     for scratch in (1, 1 << 20):
-        np.testing.assert_array_equal(grams.ever_both(x[None], y[None], scratch)[0], expected)
-    assert grams.ever_both(x[None, :0], y[None], 1).shape == (1, 0, 50)
+        np.testing.assert_array_equal(grams.ever_both(x[None], y[None], "bool", "bool", scratch)[0], expected)
+    assert grams.ever_both(x[None, :0], y[None], "bool", "bool", 1).shape == (1, 0, 50)
     weights = np.where(x, np.nan, 0.0)  # what is not a number is not zero
-    np.testing.assert_array_equal(grams.ever_both(weights[None], y[None], 1 << 20)[0], expected)
+    np.testing.assert_array_equal(
+        grams.ever_both(weights[None], y[None], "float64", "bool", 1 << 20)[0], expected
+    )
 
 
 # CuPy
@@ -312,8 +324,6 @@ def on_gpu(kind: Any, arrays: Sequence[Any]) -> list[Any]:
 @pytest.mark.parametrize("combine", [np.add, np.multiply, np.maximum, np.minimum], ids=str)
 @pytest.mark.parametrize("join", sorted({*fused.JOINS} - {"true_divide"}))
 def test_a_fused_kernel_says_what_numpy_does(cupy: Any, join: str, combine: Any) -> None:
-    from dask_eindecomp.expression import JOINS
-
     x, y = numbers(2, 3, 1), numbers(2, 1, 4)
     x[0, 1], y[1, 0, 2], y[0, 0, 3] = np.nan, np.inf, 0.0
     with np.errstate(all="ignore"):

@@ -69,7 +69,7 @@ def test_a_stage_imports_nouns_readers_and_kernels(module: str) -> None:
     assert ours(module) <= NOUNS | readers | KERNELS | {"blas"}
 
 
-@pytest.mark.parametrize("module", ["contract", "decompose", "place", *KERNELS])
+@pytest.mark.parametrize("module", ["contract", "decompose", "place", *sorted(KERNELS)])
 def test_these_do_without_dask(module: str) -> None:
     assert not {name.split(".")[0] for name, _ in imports(module)} & {"dask", "distributed"}
 
