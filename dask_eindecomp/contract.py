@@ -84,7 +84,7 @@ def _may_merge(inner: Node, outer: Node) -> bool:
     same = inner.dtype == outer.dtype and inner.finish is None and inner.kernel == outer.kernel
     casts = {None if node.step is None else node.step.cast for node in (inner, outer) if _is_product(node)}
     wanted = _is_product(inner) and _is_product(outer) and known >= {*inner.expression.output}
-    return wanted and same and len(casts) == 1 and outer.inputs.count(inner.name) == 1
+    return wanted and same and len(casts) == 1
 
 
 def _merge(inner: Node, outer: Node) -> Node:
