@@ -49,7 +49,7 @@ def einsum(
         common shape.  Multiply, add, minimum, maximum, logical_and and logical_or take any number of operands.
     aggregate
         How joined values meet: sum, prod, max, min, any, all, logsumexp, mean, count (of values that are not zero), or
-        an `Aggregate`, which is tried on samples.
+        an `Aggregate`, which is tried on samples.  Where nothing is contracted, joined values are the result.
     dtype
         Element type in which values are combined.  By default products are summed in that of ``numpy.einsum``;
         anything else has the one of NumPy's function for the aggregate, applied to joined values.

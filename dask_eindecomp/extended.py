@@ -21,7 +21,9 @@ import opt_einsum
 from dask.array.utils import meta_from_array
 from dask.base import tokenize
 
+from dask_eindecomp.combining import Combine, Counting, Finish, Kept, LogSumExp, Repeated
 from dask_eindecomp.config import setting
+from dask_eindecomp.element_types import castable, check_own, joined_type, types_of, types_of_own
 from dask_eindecomp.expression import (
     AGGREGATES,
     JOINS,
@@ -31,27 +33,14 @@ from dask_eindecomp.expression import (
     ExpressionError,
     Labels,
 )
-from dask_eindecomp.folds import (
-    Combine,
-    Counting,
-    Finish,
-    Fold,
-    FoldBlocks,
-    FoldTree,
-    Kept,
-    LogSumExp,
-    Repeated,
-    passed,
-)
+from dask_eindecomp.folds import Fold, FoldBlocks, FoldTree, passed
 from dask_eindecomp.grams import PAIRWISE
 from dask_eindecomp.kernels import Contraction
 
 __all__ = ["build"]
 
-KINDS = {"bool": "bool", "int64": "integer", "float64": "real", "complex128": "complex"}
-"""Element types that stand for the others of their kind."""
-SAMPLES = 64
-"""Values on which it is tried whether an aggregate of one's own is associative and commutative."""
+NAMES = {function: name for name, function in JOINS.items() if isinstance(function, np.ufunc)}
+"""Names of NumPy's functions among the joins."""
 
 
 def build(
@@ -68,10 +57,22 @@ def build(
     expression = Expression(labels, output)
     extents = _extents(expression, arrays)
     wanted = None if dtype is None else np.dtype(dtype)
-    if join == "multiply" and isinstance(aggregate, str) and aggregate == "sum":
+    join = NAMES.get(join, join) if len(arrays) == 2 and isinstance(join, np.ufunc) else join
+    _check_aggregate(aggregate, expression)
+    if join == "multiply" and aggregate == "sum":
         result = _products(arrays, expression, wanted)
     else:
-        result = _fold(arrays, expression, extents, join, aggregate, wanted)
+        function, title = _joining(join, len(arrays))
+        joined = joined_type(function, title, [array.dtype for array in arrays])
+        made = _elementwise if not expression.contracted else _fold
+        result = made(
+            arrays,
+            expression,
+            extents,
+            _Joining(function, title, joined, isinstance(join, str)),
+            aggregate,
+            wanted,
+        )
     return result if out_chunks is None else result.rechunk(out_chunks)
 
 
@@ -87,9 +88,8 @@ def _read(subscripts: Any, operands: Sequence[Any]) -> tuple[list[da.Array], tup
             raise ExpressionError(f"character {strange[0]!r} in {subscripts!r} is no label; expected letters")
         given = (subscripts, *map(_as_dask, operands))
     else:
-        last = (
-            len(given) - len(given) % 2
-        )  # an array, its labels, and so on; then perhaps those of the result
+        # an array, its labels, and so on; then perhaps those of the result
+        last = len(given) - len(given) % 2
         given = tuple(_as_dask(one) if n < last and n % 2 == 0 else one for n, one in enumerate(given))
     try:
         left, right, arrays = opt_einsum.parser.parse_einsum_input(given)
@@ -155,140 +155,147 @@ def _extents(expression: Expression, arrays: Sequence[da.Array]) -> dict[str, in
 
 def _products(arrays: list[da.Array], expression: Expression, dtype: np.dtype[Any] | None) -> da.Array:
     """NumPy's einsum, two operands at a time in the order opt_einsum finds."""
-    found = np.result_type(*arrays) if dtype is None else dtype
+    found = np.result_type(*(array.dtype for array in arrays)) if dtype is None else dtype
     for array in arrays:
         if not np.can_cast(array.dtype, found, "same_kind"):
             raise TypeError(
                 f"elements of type {array.dtype} cannot become {found}; expected dtype=None or a wider one"
             )
     cast = None if all(array.dtype == found for array in arrays) else found.name
+    # operands are cast once; what is in the result's type already stays so
+    step = Contraction(found.name, cast, partial=found == np.float16)
     pending = list(zip(arrays, expression.operands))
-    shapes = [tuple(1 if isnan(extent) else extent for extent in array.shape) for array in arrays]
-    path = [tuple(range(len(arrays)))]
-    if len(arrays) > 2:
-        path, _ = opt_einsum.contract_path(f"{expression.einsum}", *shapes, shapes=True, optimize="auto")
-    for picked in path:
+    for picked in _path(arrays, expression):
         chosen = [pending.pop(position) for position in sorted(picked, reverse=True)][::-1]
-        while True:
-            two, chosen = chosen[:2], chosen[2:]
-            others = [labels for _, labels in (*pending, *chosen)]
-            needed = {*expression.output}.union(*others)
-            labels = tuple(mine for _, mine in two)
-            output = tuple(
-                label for label in dict.fromkeys(one for mine in labels for one in mine) if label in needed
-            )
-            part = Expression(labels, output if others else expression.output)
-            # operands are cast once; what is in the result's type already stays so
-            step = Contraction(found.name, cast, partial=found == np.float16)
-            finish = Finish(found.name)
-            made = _layers(
-                [array for array, _ in two],
-                part,
-                FoldBlocks(*_labels(part), step, finish=finish),
-                Combine(np.add, 0),
-            )
-            if not chosen:
-                break
-            chosen = [(made, part.output), *chosen]
+        part = _part([labels for _, labels in chosen], [labels for _, labels in pending], expression)
+        blocks = FoldBlocks(*_labels(part), step, finish=Finish(found.name))
+        made = _layers([array for array, _ in chosen], part, blocks, Combine(np.add, 0))
         pending.append((made, part.output))
     return pending[0][0]
+
+
+def _path(arrays: Sequence[da.Array], expression: Expression) -> list[tuple[int, ...]]:
+    """Which two operands meet, one step after the other, each result going to the end; an only operand by itself."""
+    if len(arrays) < 3:
+        return [tuple(range(len(arrays)))]
+    shapes = [tuple(1 if isnan(extent) else extent for extent in array.shape) for array in arrays]
+    path, _ = opt_einsum.contract_path(expression.einsum, *shapes, shapes=True, optimize="auto")
+    # opt_einsum leaves a last product of many whose order does not matter
+    return [two for picked in path for two in ([picked] if len(picked) < 3 else [(0, 1)] * (len(picked) - 1))]
+
+
+def _part(chosen: Sequence[Labels], rest: Sequence[Labels], whole: Expression) -> Expression:
+    """The product of some operands, with the labels that the rest or the result still need."""
+    if not rest:
+        return Expression(tuple(chosen), whole.output)
+    needed = {*whole.output}.union(*rest)
+    every = dict.fromkeys(label for labels in chosen for label in labels)
+    return Expression(tuple(chosen), tuple(label for label in every if label in needed))
 
 
 # any join and aggregate
 
 
 @dataclass(frozen=True)
-class _Types:
-    """Element types of one summation."""
+class _Joining:
+    """A join."""
 
-    joined: np.dtype[Any]
-    """What the join gives."""
-    combined: np.dtype[Any]
-    """In what values are combined."""
-    result: np.dtype[Any]
-    """What leaves."""
+    function: Callable[..., Any] | None
+    """Takes an array of each operand; None for the values of one."""
+    title: str
+    """What a plan calls it."""
+    dtype: np.dtype[Any]
+    """Element type of joined values."""
+    named: bool
+    """Whether it is one of those known by name."""
+
+
+def _check_aggregate(aggregate: Any, expression: Expression) -> None:
+    """Refuse what is no aggregate."""
+    wanted = f"expected one of {', '.join(AGGREGATES)} or an Aggregate"
+    if not isinstance(aggregate, (str, Aggregate)):
+        raise TypeError(f"aggregate is {aggregate!r}; {wanted}")
+    if isinstance(aggregate, str) and aggregate not in AGGREGATES:
+        raise ExpressionError(f"unknown aggregate {aggregate!r} in {expression.einsum!r}; {wanted}")
+
+
+def _elementwise(
+    arrays: list[da.Array],
+    expression: Expression,
+    extents: Mapping[str, int],
+    join: _Joining,
+    aggregate: str | Aggregate,
+    dtype: np.dtype[Any] | None,
+) -> da.Array:
+    """Joined values where nothing is contracted, so that no aggregate has anything to do."""
+    result = join.dtype if dtype is None else castable(join.dtype, dtype)
+    step = Fold(join.function, Combine(np.add, 0), join.dtype.name, result.name)
+    finish = None if expression.output else Finish(result.name)
+    blocks = FoldBlocks(*_labels(expression), step, join.title, "sum", finish)
+    return _layers(arrays, expression, blocks, step.combine)
 
 
 def _fold(
     arrays: list[da.Array],
     expression: Expression,
     extents: Mapping[str, int],
-    join: str | Callable[..., Any],
+    join: _Joining,
     aggregate: str | Aggregate,
     dtype: np.dtype[Any] | None,
 ) -> da.Array:
-    """Any other join and aggregate."""
-    if isinstance(aggregate, str) and aggregate not in AGGREGATES:
-        raise ExpressionError(
-            f"unknown aggregate {aggregate!r} in {expression.einsum!r}; expected one of {', '.join(AGGREGATES)} "
-            "or an Aggregate"
-        )
-    if not isinstance(aggregate, (str, Aggregate)):
-        raise TypeError(
-            f"aggregate is {aggregate!r}; expected one of {', '.join(AGGREGATES)} or an Aggregate"
-        )
-    function, title = _joining(join, len(arrays))
-    contracted = expression.contracted
-    joined = _joined_type(function, title, arrays)
+    """Joined values combined along contracted axes."""
     known = AGGREGATES[aggregate] if isinstance(aggregate, str) else aggregate
-    if not contracted:
-        result = joined if dtype is None else _castable(joined, dtype)
-        step = Fold(function, Combine(np.add, 0), joined.name, result.name)
-        finish = Finish(result.name) if not expression.output else None
-        blocks = FoldBlocks(*_labels(expression), step, title, "sum", finish)
-        return _layers(arrays, expression, blocks, step.combine)
+    _check_lengths(known, expression, extents)
+    function, joined, named = join.function, join.dtype, aggregate
     if isinstance(aggregate, str):
-        types = _types(aggregate, joined, dtype)
-        combine = _combining(aggregate, types.combined)
+        types = types_of(aggregate, joined, dtype)
+        combine = (LogSumExp if aggregate == "logsumexp" else Combine)(known.combine, known.identity)
     else:
-        types = _types_of_own(aggregate, joined, dtype)
-        _check_own(aggregate, types.combined)
-        own = aggregate.combine if isinstance(aggregate.combine, np.ufunc) else Kept(aggregate.combine)
-        combine = Combine(own, aggregate.identity)
-    empty = [label for label in contracted if extents[label] == 0]
-    if empty and known.identity is None:
-        raise ValueError(
-            f"label {empty[0]!r} of {expression.einsum!r} is 0 long and aggregate {known.name!r} has no identity; "
-            "expected at least 1"
-        )
-    count = None
-    if aggregate == "mean":
-        lengths = [extents[label] for label in contracted]
-        if any(map(isnan, lengths)):
-            raise ValueError(
-                "a mean over axes of unknown length; expected known chunks, as compute_chunk_sizes() gives"
-            )
-        count = prod(lengths)
+        types = types_of_own(aggregate, joined, dtype)
+        check_own(aggregate, types.combined)
+        combine = Combine(_kept(known.combine), known.identity)
+        named = replace(known, combine=combine.function, finalize=_kept(known.finalize))
     if aggregate == "count":
         function, joined = Counting(function), np.dtype(bool)
-    finalize = None if known.finalize is None else Kept(known.finalize)
-    names = (title, known.name)
-    named_both = isinstance(join, str) and isinstance(aggregate, str)
-    pairwise = names if named_both and names in PAIRWISE else None
+    names = (join.title, known.name)
+    pairwise = names if join.named and isinstance(aggregate, str) and names in PAIRWISE else None
     step = Fold(function, combine, joined.name, types.combined.name, pairwise, setting("scratch-bytes"))
-    named: Any = (
-        aggregate
-        if isinstance(aggregate, str)
-        else replace(aggregate, combine=combine.function, finalize=finalize)
-    )
-    blocks = FoldBlocks(*_labels(expression), step, title, named, Finish(types.result.name, finalize, count))
+    count = prod(extents[label] for label in expression.contracted) if aggregate == "mean" else None
+    finish = Finish(types.result.name, _kept(known.finalize), count)
     if known.identity is None:
         # a block of no elements has nothing to give
-        arrays = [
-            array.rechunk(_without_empty(array.chunks, labels, contracted))
-            for array, labels in zip(arrays, expression.operands)
-        ]
-    return _layers(arrays, expression, blocks, combine)
-
-
-def _without_empty(
-    chunks: tuple[tuple[int, ...], ...], labels: Labels, contracted: Labels
-) -> tuple[tuple[int, ...], ...]:
-    """Chunks without those of no elements along contracted axes."""
-    return tuple(
-        tuple(length for length in axis if length) or axis if label in contracted else axis
-        for axis, label in zip(chunks, labels)
+        arrays = [_without_empty(*each, expression.contracted) for each in zip(arrays, expression.operands)]
+    return _layers(
+        arrays, expression, FoldBlocks(*_labels(expression), step, join.title, named, finish), combine
     )
+
+
+def _kept(function: Any) -> Any:
+    """A user's function, pickled until it is called; NumPy's own, and none, as they are."""
+    return function if function is None or isinstance(function, np.ufunc) else Kept(function)
+
+
+def _check_lengths(aggregate: Aggregate, expression: Expression, extents: Mapping[str, int]) -> None:
+    """Refuse an aggregate that has no value of nothing, or needs to know of how much."""
+    for label in expression.contracted:
+        if extents[label] == 0 and aggregate.identity is None:
+            raise ValueError(
+                f"label {label!r} of {expression.einsum!r} is 0 long and aggregate {aggregate.name!r} has no "
+                "identity; expected at least 1"
+            )
+        if isnan(extents[label]) and aggregate is AGGREGATES["mean"]:
+            raise ValueError(
+                f"a mean over {label!r}, of unknown length; expected known chunks, as compute_chunk_sizes() gives"
+            )
+
+
+def _without_empty(array: da.Array, labels: Labels, contracted: Labels) -> da.Array:
+    """An array without chunks of no elements along contracted axes."""
+    chunks = (
+        tuple(length for length in axis if length) or axis if label in contracted else axis
+        for label, axis in zip(labels, array.chunks)
+    )
+    return array.rechunk(tuple(chunks))
 
 
 def _joining(join: str | Callable[..., Any], count: int) -> tuple[Callable[..., Any] | None, str]:
@@ -316,134 +323,6 @@ def _joining(join: str | Callable[..., Any], count: int) -> tuple[Callable[..., 
         )
     kept = Kept(join)
     return kept, kept.name
-
-
-def _joined_type(
-    function: Callable[..., Any] | None, title: str, arrays: Sequence[da.Array]
-) -> np.dtype[Any]:
-    """Element type of joined values."""
-    dtypes: list[np.dtype[Any]] = [array.dtype for array in arrays]
-    if function is None:
-        return dtypes[0]
-    try:
-        return _tried(function, dtypes)
-    except TypeError as error:
-        accepted = []
-        for name, kind in KINDS.items():
-            try:
-                _tried(function, [np.dtype(name)] * len(dtypes))
-            except TypeError:
-                continue
-            accepted.append(kind)
-        raise TypeError(
-            f"join {title!r} takes no {' and '.join(map(str, dtypes))} values; expected "
-            f"{' or '.join(accepted) or 'another join'}"
-        ) from error
-
-
-def _tried(function: Callable[..., Any], dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Element type of what a function of arrays gives.
-
-    Raises
-    ------
-    TypeError
-        If it gives no array of their shape.
-    """
-    shape = (3,)
-    with np.errstate(all="ignore"):
-        found = function(*(np.ones(shape, dtype) for dtype in dtypes))
-    if getattr(found, "shape", None) != shape:
-        raise TypeError(f"it made {getattr(found, 'shape', type(found).__name__)} of arrays of shape {shape}")
-    dtype: np.dtype[Any] = found.dtype
-    return dtype
-
-
-def _castable(dtype: np.dtype[Any], wanted: np.dtype[Any]) -> np.dtype[Any]:
-    if not np.can_cast(dtype, wanted, "same_kind"):
-        raise TypeError(f"values of type {dtype} cannot become {wanted}; expected dtype=None or a wider one")
-    return wanted
-
-
-def _types(aggregate: str, joined: np.dtype[Any], dtype: np.dtype[Any] | None) -> _Types:
-    """Element types of a named aggregate, as NumPy's function of that name has them."""
-    sample = np.ones(1, joined)
-    if aggregate in ("any", "all", "count"):
-        combined = np.dtype(np.intp if aggregate == "count" else bool)
-        return _Types(joined, combined, combined if dtype is None else dtype)
-    if aggregate in ("max", "min"):
-        return _Types(joined, joined, joined if dtype is None else _castable(joined, dtype))
-    if aggregate == "logsumexp" and joined.kind == "c":
-        raise TypeError(f"aggregate 'logsumexp' takes no {joined} values; expected bool, integer or real")
-    making: dict[str, Callable[..., Any]] = {
-        "sum": np.sum,
-        "prod": np.prod,
-        "mean": np.mean,
-        "logsumexp": np.exp,
-    }
-    result = making[aggregate](sample).dtype
-    if dtype is not None:
-        result = _castable(joined, dtype)
-        if aggregate in ("mean", "logsumexp") and result.kind in "biu":
-            raise TypeError(f"aggregate {aggregate!r} gives no {result}; expected real or complex")
-    # half precision is combined in single and cast once; products overflow as NumPy's do
-    combined = np.dtype("float32") if result == np.float16 and aggregate != "prod" else result
-    return _Types(joined, combined, result)
-
-
-def _combining(aggregate: str, dtype: np.dtype[Any]) -> Combine:
-    """How the values of a named aggregate meet."""
-    known = AGGREGATES[aggregate]
-    return (LogSumExp if aggregate == "logsumexp" else Combine)(known.combine, known.identity)
-
-
-def _types_of_own(aggregate: Aggregate, joined: np.dtype[Any], dtype: np.dtype[Any] | None) -> _Types:
-    """Element types of a user's aggregate, found by trying it."""
-    start = joined if dtype is None else _castable(joined, dtype)
-    combined = _tried(aggregate.combine, [start, start])
-    result = combined if aggregate.finalize is None else _tried(aggregate.finalize, [combined])
-    return _Types(joined, combined, result)
-
-
-def _check_own(aggregate: Aggregate, dtype: np.dtype[Any]) -> None:
-    """Try a user's aggregate on samples.
-
-    Raises
-    ------
-    ExpressionError
-        If it is not associative or not commutative there, or its identity changes a value.
-    """
-    random = np.random.default_rng(0)
-    if dtype.kind in "biu":
-        low, high = (0, 2) if dtype.kind == "b" else (0 if dtype.kind == "u" else -9, 10)
-        x, y, z = random.integers(low, high, (3, SAMPLES)).astype(dtype)
-    else:
-        x, y, z = random.normal(size=(3, SAMPLES)).astype(dtype)
-    combine = aggregate.combine
-    name = aggregate.name
-
-    def differ(one: Any, other: Any) -> int | None:
-        close = np.isclose(one, other, rtol=1e-2 if dtype == np.float16 else 1e-4, atol=1e-6, equal_nan=True)
-        return None if close.all() else int(np.argmin(close))
-
-    with np.errstate(all="ignore"):
-        for claim, one, other in (
-            ("commutative", combine(x, y), combine(y, x)),
-            ("associative", combine(combine(x, y), z), combine(x, combine(y, z))),
-        ):
-            at = differ(one, other)
-            if at is not None:
-                raise ExpressionError(
-                    f"aggregate {name!r} is not {claim}: of {x[at]}, {y[at]} and {z[at]} it makes {one[at]} in one "
-                    f"order and {other[at]} in another; expected the same"
-                )
-        if aggregate.identity is not None:
-            same = combine(x, np.full_like(x, aggregate.identity))
-            at = differ(same, x)
-            if at is not None:
-                raise ExpressionError(
-                    f"identity {aggregate.identity!r} of aggregate {name!r} makes {same[at]} of {x[at]}; expected "
-                    "that it changes nothing"
-                )
 
 
 # layers

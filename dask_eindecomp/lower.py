@@ -19,7 +19,8 @@ from dask.base import tokenize
 
 from dask_eindecomp import kernels
 from dask_eindecomp.blas import Beside
-from dask_eindecomp.folds import Fold, Merge
+from dask_eindecomp.combining import Merge
+from dask_eindecomp.folds import Fold
 from dask_eindecomp.graph import EinGraph, Node, Output
 from dask_eindecomp.partition import Chunks, Partition, Piece, pieces_of
 from dask_eindecomp.plan import Placement

@@ -300,6 +300,8 @@ def test_a_ufunc_a_function_and_one_operand_join_as_they_do() -> None:
         check(computed(lazy, FORCED), expected, 1e-12)
     check(computed(einsum("ik->k", x, join=np.abs, aggregate="prod"), FORCED), np.abs(X).prod(axis=0), 1e-12)
     check(computed(einsum("ik->i", x, aggregate="logsumexp"), FORCED), np.logaddexp.reduce(X, axis=1), 1e-12)
+    as_named = einsum("ik,k->i", x, Y, join=np.multiply)
+    assert as_named.name == einsum("ik,k->i", x, Y).name
     three = einsum("i,i,j->j", X[:, 0], X[:, 1], Y, join="add", aggregate="min")
     check(computed(three, FORCED), (X[:, 0] + X[:, 1] + Y[:, None]).min(axis=1), 1e-12)
 
@@ -391,7 +393,7 @@ def test_axes_of_unknown_length_are_combined_but_have_no_mean() -> None:
     x = x[x[:, 0] > -9]
     check(plain(einsum("nk->k", x, aggregate="max")), X.max(axis=0), 0)
     check(plain(einsum("nk,nl->kl", x, x)), X.T @ X, 1e-12)
-    with pytest.raises(ValueError, match="mean over axes of unknown length; expected known chunks"):
+    with pytest.raises(ValueError, match="a mean over 'n', of unknown length; expected known chunks"):
         einsum("nk->k", x, aggregate="mean")
 
 

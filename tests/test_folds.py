@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_eindecomp import folds, fused, grams
+from dask_eindecomp.combining import Combine, Finish, Kept, LogSumExp, Merge
 from dask_eindecomp.expression import AGGREGATES, JOINS, squared_difference
-from dask_eindecomp.folds import Combine, Finish, Fold, FoldTree, Kept, LogSumExp, Merge
+from dask_eindecomp.folds import Fold, FoldTree
 from dask_eindecomp.kernels import Join
 
 PAIRS = (("i", "k"), ("j", "k"))

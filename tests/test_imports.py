@@ -12,13 +12,13 @@ import dask_eindecomp
 
 PACKAGE = Path(dask_eindecomp.__file__).parent
 NOUNS = {
-    "expression", "partition", "graph", "cost", "topology", "elimination", "plan",
+    "expression", "element_types", "partition", "graph", "cost", "topology", "elimination", "plan",
     "memory", "candidates", "pricing", "estimate", "cache", "shipping",
 }  # fmt: skip
 READERS = {"functions", "layers"}
 STAGES = {"lift", "contract", "decompose", "place", "lower"}
 EDGES = {"hook", "splice", "gathering", "extended", "api", "__main__", "__init__", "demo", "minilm"}
-KERNELS = {"axes", "grams", "fused", "folds", "kernels"}
+KERNELS = {"axes", "combining", "grams", "fused", "folds", "kernels"}
 FREE = {*KERNELS, "blas", "config"}
 MEASURING = {"calibration"}
 PLUGINS = {"scheduler", "measurement"}
