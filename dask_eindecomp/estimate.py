@@ -29,18 +29,23 @@ def price(graph: EinGraph, partitions: Mapping[str, Partition], topology: Topolo
     arrived = _received(pricing, partitions, alike)
     steps = [peak for _, peak, _ in timeline(graph, partitions, topology, arrived)]
     peaks = dict(zip(graph.nodes, steps))
+    joins: dict[object, Traffic] = {}
     choices = []
     for node in graph.nodes.values():
-        key = alike[node.name]
+        key, peak = alike[node.name], peaks[node.name]
         if key not in known:
             known[key] = _choice(pricing, partitions, node)
-        choice = known[key]
-        joined = replace(choice.join, peak_nbytes=peaks[node.name])
+        one = known[key]
+        if (key, peak) not in joins:
+            joins[key, peak] = replace(one.join, peak_nbytes=peak)
+        joined, moved = joins[key, peak], (one.aggregate, one.repartition)
         readers = graph.readers[node.name]
         into = readers[0][0] if len(readers) == 1 else ""
         inside = into if into and graph.inlines(node.name, into, partitions) else ""
         title = node.title or node.name
-        choices.append(replace(choice, name=node.name, title=title, join=joined, inside=inside))
+        choices.append(
+            Choice(node.name, one.einsum, one.cuts, joined, *moved, one.seconds, one.reason, title, inside)
+        )
     delivered, delivery_seconds = [], 0.0
     for output in graph.outputs:
         if output.chunks is not None and output.source in graph.nodes:

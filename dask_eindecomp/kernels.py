@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise, product
@@ -348,7 +349,7 @@ class Join:
         assert len(blocks) == len(self.operands), f"{len(blocks)} operands for {self.expression!r}"
         alone = [prod(map(len, axes)) == 1 for axes in self.pieces]
         operands = [[block] if single else block for block, single in zip(blocks, alone)]
-        self._check(operands)
+        operands = self._checked(operands)
         if isinstance(self.step, Reduction):
             result = self.step.tile(self.expression, self.operands[0], self.pieces[0], operands[0])
             result = result if self.finish is None else _nested([result], (1,) * len(self.step.labels))
@@ -356,26 +357,32 @@ class Join:
             result = self._tile(self.step, operands)
         return result if self.finish is None else self.finish(result)
 
-    def _check(self, operands: list[list[Array]]) -> None:
-        """Refuse blocks that are not what the graph said of them."""
+    def _checked(self, operands: list[list[Array]]) -> list[list[Array]]:
+        """Blocks that are what the graph said of them; numbers and tuples of arrays become arrays, as NumPy takes them."""
+        found = []
         for number, (blocks, axes) in enumerate(zip(operands, self.pieces)):
             shapes = list(product(*axes))
             assert len(blocks) == len(shapes), f"operand {number} in {len(blocks)} blocks, not {len(shapes)}"
-            for block, shape in zip(blocks, shapes):
-                found = getattr(block, "shape", None)
-                if found is None or not hasattr(block, "dtype"):
+            found.append([_as_array(block, shape) for block, shape in zip(blocks, shapes)])
+            for block, shape in zip(found[-1], shapes):
+                if not hasattr(block, "shape") or not hasattr(block, "dtype"):
                     raise ValueError(
                         f"operand {number} of {self.expression!r} has a block that is no array but a "
                         f"{type(block).__name__}; expected an array of shape {shape}"
                     )
-                if found != shape:
+                if block.shape != shape:
                     raise ValueError(
-                        f"operand {number} of {self.expression!r} has a block of shape {found}; "
+                        f"operand {number} of {self.expression!r} has a block of shape {block.shape}; "
                         f"expected {shape}"
                     )
+        return found
 
     def _tile(self, step: CellStep, operands: list[list[Array]]) -> Array:
         """Compute every cell, into one result if there are several."""
+        if isinstance(step, Contraction) and any(
+            map(_is_masked, (one for blocks in operands for one in blocks))
+        ):
+            return self._masked(step, operands)
         stretches = self._stretches()
         count = prod(map(len, stretches.values()))
         extents = dict(self.extents)
@@ -396,6 +403,12 @@ class Join:
         if isinstance(result, np.generic):  # NumPy's product of arrays without axes is no array
             result = np.array(result)
         return result.astype(step.result, copy=False)
+
+    def _masked(self, step: Contraction, operands: list[list[Array]]) -> Array:
+        """A contraction of blocks that are masked though the graph did not say so: masked values are not added up."""
+        values = [[np.ma.filled(one, 0) for one in blocks] for blocks in operands]
+        valid = [[~np.ma.getmaskarray(one) for one in blocks] for blocks in operands]
+        return np.ma.array(self._tile(step, values), mask=~self._tile(Contraction("bool"), valid))
 
     def _worth_merging(self, cells: int) -> list[int]:
         """Operands in pieces that are better copied into one block before they are multiplied."""
@@ -450,6 +463,19 @@ class Join:
             yield place, not any(numbers[len(place) :]), compute(self.operands, self.output, extents, *views)
 
 
+def _is_masked(block: Any) -> bool:
+    return isinstance(block, np.ma.MaskedArray)
+
+
+def _as_array(block: Any, shape: tuple[int, ...]) -> Any:
+    """A block that is a number, or a tuple of arrays as of Dask's histograms, as an array; any other as it is."""
+    if isinstance(block, (int, float, complex, tuple)):
+        with suppress(ValueError):  # what is ragged is no array
+            array = np.asarray(block)
+            return array if array.shape == shape and array.dtype.kind in "biufc" else block
+    return block
+
+
 def _places(lengths: tuple[int, ...], stretches: list[Stretch]) -> list[tuple[int, slice]]:
     """For every stretch the number of the piece that holds it, and where in that piece it is."""
     stops = [*accumulate(lengths)]
@@ -466,7 +492,10 @@ def _assembled(cells: Iterator[Cell], shape: tuple[int, ...], step: CellStep) ->
     result: Array = None
     for place, first, value in cells:
         if result is None:
-            result = np.empty_like(value, shape=shape, order="C")
+            plain = value.data if _is_masked(value) else value
+            result = np.empty_like(plain, shape=shape, order="C")
+        if _is_masked(value) and not _is_masked(result):
+            result = np.ma.array(result)  # what is masked in one cell only stays so
         elif value.dtype != result.dtype:  # strings of another length, or metadata that was wrong
             result = result.astype(np.promote_types(result.dtype, value.dtype), copy=False)
         if first:
@@ -494,7 +523,12 @@ class Sum:
     """Applied to the result."""
 
     def __call__(self, partials: list[Array]) -> Array:
-        """Add them up; of logical values, whether any is true."""
+        """Add them up; of logical values, whether any is true; of masked ones those that are not."""
+        if any(map(_is_masked, partials)):
+            values = replace(self, finish=None)([np.ma.filled(one, 0) for one in partials])
+            masks = np.logical_and.reduce([np.ma.getmaskarray(one) for one in partials])
+            result = np.ma.array(values, mask=masks)
+            return result if self.finish is None else self.finish(result)
         total, *rest = partials
         for number, one in enumerate(rest):
             if number:

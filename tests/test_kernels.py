@@ -10,7 +10,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from typing import Any
 from unittest.mock import patch
 
@@ -767,3 +767,55 @@ def test_products_in_turn_lie_in_the_same_memory() -> None:
     multiply = kernels._InTurn()
     first = multiply(x, y)
     assert multiply(StandIn(x), StandIn(y)) is not first
+
+
+@pytest.mark.parametrize(
+    ("block", "shape"),
+    [(7, ()), (2.5, ()), ((np.ones(3),), (1, 3))],
+    ids=["int", "float", "tuple of an array"],
+)
+def test_numbers_and_tuples_of_arrays_are_blocks_as_numpy_takes_them(
+    block: Any, shape: tuple[int, ...]
+) -> None:
+    labels = tuple("ij"[: len(shape)])
+    extents = tuple(zip(labels, shape))
+    tile = Join("", (labels,), labels, extents, (tuple((n,) for n in shape),), kernels.Rearrange())
+    np.testing.assert_array_equal(tile(block), np.asarray(block))
+    assert tile(block).shape == shape
+
+
+@pytest.mark.parametrize("pieces", [((5,), (7,)), ((2, 3), (3, 4))], ids=["one block", "in pieces"])
+def test_masked_blocks_that_nobody_spoke_of_are_contracted_as_numpy_does(pieces: Any) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(5, 7)), random.normal(size=(7, 3))
+    masked = np.ma.masked_array(x, random.random((5, 7)) < 0.5)
+    masked[4] = np.ma.masked  # all of a row
+    operands, extents = (("i", "j"), ("j", "k")), (("i", 5), ("j", 7), ("k", 3))
+    rows, columns = (np.cumsum((0, *axis)) for axis in pieces)
+    blocks = [masked[a:b, c:d] for a, b in pairwise(rows) for c, d in pairwise(columns)]
+    tile = Join("ij,jk->ik", operands, ("i", "k"), extents, (pieces, ((7,), (3,))), Contraction("float64"))
+    found = tile(blocks[0] if len(blocks) == 1 else blocks, y)
+    expected = np.ma.dot(masked, y)
+    np.testing.assert_array_equal(np.ma.getmaskarray(found), np.ma.getmaskarray(expected))
+    np.testing.assert_allclose(found.filled(0), expected.filled(0))
+    assert np.ma.getmaskarray(found).any() and not np.ma.getmaskarray(found).all()
+
+
+def test_masked_partial_results_are_added_up_where_they_are_valid() -> None:
+    one = np.ma.masked_array([1.0, 2.0, 3.0], [True, False, True])
+    found = Sum("float64", finish=np.negative)([one, np.ones(3), one])
+    assert not np.ma.getmaskarray(found).any()
+    assert found.tolist() == [-1, -5, -1]
+    assert np.ma.getmaskarray(Sum("float64")([one, one])).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_is_masked_in_one_piece_only_stays_masked(first: int) -> None:
+    pieces = [np.array([1.0, 2.0]), np.ma.masked_array([3.0, 4.0], [True, False])]
+    pieces = pieces[first:] + pieces[:first]
+    double = Elementwise(np.multiply, (2, Slot(0)))
+    tile = Join("i->i", (("i",),), ("i",), (("i", 4),), (((2, 2),),), double)
+    found = tile(pieces)
+    masked = [False, False, True, False]
+    assert np.ma.getmaskarray(found).tolist() == masked[2 * first :] + masked[: 2 * first]
+    assert sorted(found.compressed()) == [2, 4, 8]
