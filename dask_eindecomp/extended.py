@@ -64,15 +64,11 @@ def build(
     else:
         function, title = _joining(join, len(arrays))
         joined = joined_type(function, title, [array.dtype for array in arrays])
-        made = _elementwise if not expression.contracted else _fold
-        result = made(
-            arrays,
-            expression,
-            extents,
-            _Joining(function, title, joined, isinstance(join, str)),
-            aggregate,
-            wanted,
-        )
+        how = _Joining(function, title, joined, isinstance(join, str))
+        if expression.contracted:
+            result = _fold(arrays, expression, extents, how, aggregate, wanted)
+        else:
+            result = _elementwise(arrays, expression, how, wanted)
     return result if out_chunks is None else result.rechunk(out_chunks)
 
 
@@ -220,12 +216,7 @@ def _check_aggregate(aggregate: Any, expression: Expression) -> None:
 
 
 def _elementwise(
-    arrays: list[da.Array],
-    expression: Expression,
-    extents: Mapping[str, int],
-    join: _Joining,
-    aggregate: str | Aggregate,
-    dtype: np.dtype[Any] | None,
+    arrays: list[da.Array], expression: Expression, join: _Joining, dtype: np.dtype[Any] | None
 ) -> da.Array:
     """Joined values where nothing is contracted, so that no aggregate has anything to do."""
     result = join.dtype if dtype is None else castable(join.dtype, dtype)
