@@ -233,8 +233,8 @@ def bundles(
     """How the tiles of one worker stand together where there are more tiles than workers: tiles along each label.
 
     Of all blocks of tiles that share the work out evenly the one with which join and aggregate ship least; one tile
-    each where nothing else divides, or where there are too many to look at.  ``reading`` gives the bytes that it ships besides, from the cuts of each label that
-    lie between workers.
+    each where nothing else divides, or where there are too many to look at.  ``reading`` gives the bytes that it ships
+    besides, from the cuts of each label that lie between workers.
 
     >>> matmul, extents = Expression.parse("ij,jk->ik"), {"i": 64, "j": 8, "k": 8}
     >>> bundles(matmul, extents, {"i": 4, "j": 1, "k": 4}, (8, 8), 8, workers=4)
