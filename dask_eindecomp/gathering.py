@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import Alias, List, Task, TaskRef
 from dask.array.core import finalize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -67,9 +67,10 @@ def _every_block(blocks: Any) -> list[Any]:
     while isinstance(first, List) and first.args:
         shape.append(len(first.args))
         first = first.args[0]
-    if not isinstance(first, TaskRef) or not isinstance(first.key, tuple):
+    key = _key(first)
+    if not isinstance(key, tuple):
         return []
-    name, *index = first.key
+    name, *index = key
     numblocks = tuple(shape) if index else ()
     every = [(name, *at) for at in product(*map(range, numblocks))]
     return every if _keys(blocks) == every and len(index) == len(numblocks) else []
@@ -79,7 +80,15 @@ def _keys(blocks: Any) -> list[Any]:
     """Keys of nested references in order."""
     if isinstance(blocks, List):
         return [key for one in blocks.args for key in _keys(one)]
-    return [blocks.key if isinstance(blocks, TaskRef) else None]
+    return [_key(blocks)]
+
+
+def _key(argument: Any) -> Any:
+    """The key that an argument of a task refers to; None if it is none."""
+    # a task of Dask 2025.4 holds an Alias for each TaskRef it is given
+    if isinstance(argument, Alias):
+        return argument.target
+    return argument.key if isinstance(argument, TaskRef) else None
 
 
 def _nested(name: str, numblocks: tuple[int, ...], *index: int) -> Any:

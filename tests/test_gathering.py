@@ -8,7 +8,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import Alias, List, Task, TaskRef
 from dask.array.core import finalize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
@@ -148,6 +148,12 @@ def test_anything_but_all_blocks_in_order_is_left(change: Any) -> None:
         "end": [key for row in a.__dask_keys__() for key in row]
     }
     assert gathered(ending(a, _blocks(change(a.__dask_keys__()))), ["end"]) == {}
+
+
+def test_blocks_may_stand_as_aliases() -> None:
+    a = da.from_array(X, chunks=(12, 6))
+    keys = a.__dask_keys__()[0]
+    assert gathered(ending(a, List(List(*map(Alias, keys)))), ["end"]) == {"end": keys}
 
 
 def test_another_function_is_left() -> None:
