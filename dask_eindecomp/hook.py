@@ -42,6 +42,7 @@ from dask_eindecomp.place import place
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.splice import fused_blockwise, splice, taken_over
 from dask_eindecomp.topology import Topology, host_of
+from dask_eindecomp.versions import warn_if_untested
 
 __all__ = ["EinDecomp", "eindecomp", "find_topology"]
 
@@ -98,6 +99,7 @@ class EinDecomp:
             raise TypeError(f"topology is {self.topology!r}; expected a Topology or None")
 
     def __reduce__(self) -> tuple[Any, ...]:
+        warn_if_untested()  # here the user sees it, and not in a scheduler's log alone
         settled = replace(
             self,
             max_block_bytes=setting("max-block-bytes", self.max_block_bytes),
@@ -137,6 +139,7 @@ class EinDecomp:
 
         Arrays named in ``free`` need not keep their chunks; they leave under another name.
         """
+        warn_if_untested()
         topology = self.topology or find_topology(self.home, self._measured())
         lifted = lift(dsk, keys, self.array_types)
         lifted = replace(lifted, graph=_owned(lifted.graph, topology, self.home))
