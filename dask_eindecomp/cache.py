@@ -35,6 +35,7 @@ def canonical(graph: EinGraph) -> Hashable:
             node.dtype,
             node.kernel,
             node.came,
+            node.pinned,
             node.came_kernel,
             node.tasks,
             *[numbers[source] for source in node.inputs],

@@ -83,10 +83,19 @@ class Space:
         rows: npt.NDArray[np.int64],
         usual: Mapping[tuple[int, int], Cut],
         came: tuple[Cut, ...] = (),
+        pinned: Mapping[str, Cut] | None = None,
     ) -> Space:
-        """Candidates from numbers of parts, a row each, and one more with cuts of its own."""
-        columns, cuts = [], []
-        for axis, extent in enumerate(extents.values()):
+        """Candidates from numbers of parts, a row each, and one more with cuts of its own.
+
+        Labels that are ``pinned`` have that cut, whatever a row says.
+        """
+        columns: list[npt.NDArray[np.int64]] = []
+        cuts: list[tuple[Cut, ...]] = []
+        for axis, (label, extent) in enumerate(extents.items()):
+            if pinned and label in pinned:
+                columns.append(np.zeros(len(rows) + bool(came), dtype=np.int64))
+                cuts.append((pinned[label],))
+                continue
             counts, place = np.unique(rows[:, axis], return_inverse=True)
             found = [usual.get((extent, n)) or cut(extent, n) for n in counts.tolist()]
             if came:
@@ -190,10 +199,13 @@ def space_of(
         If there was no time to find one that does.
     """
     extents = dict(node.extents)
+    pinned = dict(node.pinned)
+    fixed = prod(map(len, pinned.values()))  # tiles there are at any rate
+    counts = sorted({max(count // fixed, 1) for count in counts})
     rows = np.concatenate([viable_rows(_cuttable(node, count), count, divide) for count in counts])
     rows = np.unique(rows, axis=0) if len(counts) > 1 else rows
     came = tuple(chunks for _, chunks in node.came) if with_came else ()
-    space = Space.of_parts(extents, rows, usual, came)
+    space = Space.of_parts(extents, rows, usual, came, pinned)
     count, most = max(counts), min(prod(max(extent, 1) for extent in extents.values()), MOST_TILES)
     tried = []
     while True:
@@ -208,11 +220,12 @@ def space_of(
         if late():
             raise Late
         count *= 2
-        space = Space.of_parts(extents, viable_rows(_cuttable(node, count), count, divide), usual)
+        rows = viable_rows(_cuttable(node, count), count, divide)
+        space = Space.of_parts(extents, rows, usual, pinned=pinned)
 
 
 def _cuttable(node: Node, tiles: int) -> tuple[int, ...]:
-    """How often each label may be cut: its length, or once for labels of which there are too many.
+    """How often each label may be cut: its length, or once for labels that are pinned, or of which there are too many.
 
     Those stay that the graph came cut along, and then the longest.
 
@@ -225,7 +238,8 @@ def _cuttable(node: Node, tiles: int) -> tuple[int, ...]:
     most = tiles.bit_length()
     ways = [1] + [0] * most  # how many ways there are to share out so many halvings
     kept, labels = dict.fromkeys(extents, 1), 0
-    for label in sorted(extents, key=lambda one: (-len(came.get(one, ())), -extents[one])):
+    free = [label for label in extents if label not in dict(node.pinned)]
+    for label in sorted(free, key=lambda one: (-len(came.get(one, ())), -extents[one])):
         halvings = range(extents[label].bit_length())
         ways = [sum(ways[n - taken] for taken in halvings if taken <= n) for n in range(most + 1)]
         labels += extents[label] > 1
@@ -290,7 +304,8 @@ def usual_cuts(graph: EinGraph) -> dict[tuple[int, int], Cut]:
     seen: dict[tuple[int, int], Counter[Cut]] = {}
     layouts = [chunks for tensor in graph.inputs.values() if (chunks := tensor.chunks)]
     layouts += [output.chunks for output in graph.outputs if output.chunks]
-    for chunks in (*layouts, *(tuple(axis for _, axis in node.came) for node in graph.nodes.values())):
+    layouts += [tuple(axis for _, axis in (*node.came, *node.pinned)) for node in graph.nodes.values()]
+    for chunks in layouts:
         for axis in chunks:
             seen.setdefault((sum(axis), len(axis)), Counter())[axis] += 1
     return {key: max(counts, key=lambda axis: (counts[axis], axis)) for key, counts in seen.items()}

@@ -84,7 +84,8 @@ def _may_merge(inner: Node, outer: Node) -> bool:
     same = inner.dtype == outer.dtype and inner.finish is None and inner.kernel == outer.kernel
     casts = {None if node.step is None else node.step.cast for node in (inner, outer) if _is_product(node)}
     wanted = _is_product(inner) and _is_product(outer) and known >= {*inner.expression.output}
-    return wanted and same and len(casts) == 1
+    free = not inner.pinned and not outer.pinned
+    return wanted and same and free and len(casts) == 1
 
 
 def _merge(inner: Node, outer: Node) -> Node:
@@ -142,6 +143,13 @@ def _is_product(node: Node) -> bool:
     return known and expression.join == "multiply" and expression.aggregate == "sum"
 
 
+def _of_labels(
+    cuts: tuple[tuple[str, tuple[int, ...]], ...], expression: Expression
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Of some cuts those of labels that an expression has."""
+    return tuple((label, found) for label, found in cuts if label in expression.labels)
+
+
 def _subscripts(expression: Expression) -> str:
     """The einsum in opt_einsum's letters; labels may be longer than a character."""
     letters = {label: opt_einsum.get_symbol(number) for number, label in enumerate(expression.labels)}
@@ -183,6 +191,7 @@ def _binary(node: Node, taken: set[str]) -> list[Node]:
         finish=node.finish,
         tasks=node.tasks,
         title=node.title,
+        pinned=_of_labels(node.pinned, expression),
     )
     return parts
 
@@ -218,5 +227,6 @@ def _part(
         kernel=node.kernel,
         came=tuple((label, came[label]) for label in expression.labels) if came else (),
         came_kernel=node.came_kernel,
+        pinned=_of_labels(node.pinned, expression),
         title=f"{node.title or node.name}.{number}",
     )

@@ -134,6 +134,8 @@ def _reason(node: Node, mine: Partition, topology: Topology) -> str:
     cut_labels = [label for label, parts in mine.parts.items() if parts > 1]
     if mine.tiles == 1:
         return "too small to share" if topology.slots > 1 else "one worker"
+    if node.pinned:
+        return f"fixed by hand: {', '.join(label for label, _ in node.pinned)}"
     if mine.cuts == node.came:
         return "as it came"
     if all(label in node.expression.contracted for label in cut_labels):

@@ -81,6 +81,8 @@ class Node:
     """What bounds the speed of one block in the graph as it came."""
     title: str = ""
     """What a reader is shown; the name if empty."""
+    pinned: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Cuts of labels that are fixed by hand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -213,7 +215,7 @@ class EinGraph:
         forms = {}
         for node in self.nodes.values():
             read = tuple((self.dtype(one), self.lies(one)) for one in node.inputs)
-            key = (node.expression, node.extents, node.dtype, node.kernel, node.came, read)
+            key = (node.expression, node.extents, node.dtype, node.kernel, node.came, node.pinned, read)
             forms[node.name] = numbers.setdefault(key, len(numbers))
         return forms
 

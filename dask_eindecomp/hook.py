@@ -26,6 +26,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.system import CPU_COUNT
 
+from dask_eindecomp.annotations import AnnotationError, has_wishes, without_wishes
 from dask_eindecomp.cache import Plans
 from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.config import setting
@@ -114,11 +115,11 @@ class EinDecomp:
 
     def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
         """The graph, planned where that is worth it, else as Dask's own optimiser gives it."""
-        if isinstance(dsk, HighLevelGraph) and (self.force or holds_contraction(dsk)):
+        if isinstance(dsk, HighLevelGraph) and (self.force or holds_contraction(dsk) or has_wishes(dsk)):
             try:
                 with OTHERS.come_first():
                     planned = self._rewrite(dsk, keys)
-            except ShapeError:
+            except (ShapeError, AnnotationError):
                 raise
             except Exception as error:
                 if setting("strict", self.strict):
@@ -127,6 +128,8 @@ class EinDecomp:
                 planned = None
             if planned is not None:
                 return planned
+        if isinstance(dsk, HighLevelGraph):
+            dsk = without_wishes(dsk)
         if isinstance(dsk, HighLevelGraph) and any(layer.annotations for layer in dsk.layers.values()):
             wanted = [*flatten(keys, container=(list, set))]
             return fused_blockwise(dsk.cull(set(wanted)), wanted)
@@ -191,6 +194,8 @@ class EinDecomp:
             return f"left to Dask: {plan.refused}"
         if self.force:
             return "applied: forced"
+        if any(node.pinned for node in lifted.graph.nodes.values()):
+            return "applied: cuts are fixed by hand"
         if not lifted.contracts:
             return "left to Dask: no expression joins and aggregates"
         assert plan.baseline is not None and plan.baseline_seconds is not None
@@ -281,7 +286,7 @@ def apply(
             ends[end] = source
     workers = {key: topology.addresses[number] for key, number in lowered.workers.items()}
     return splice(
-        dsk,
+        without_wishes(dsk),
         keys,
         lifted.outside,
         lowered.layers,

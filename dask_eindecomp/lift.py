@@ -11,9 +11,9 @@ what it reads keeps the names and chunks it was promised.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan, prod
 from typing import Any
 
@@ -30,6 +30,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_eindecomp import functions, kernels, layers
+from dask_eindecomp.annotations import Wishes
 from dask_eindecomp.expression import Aggregate, Expression, Labels
 from dask_eindecomp.folds import FoldBlocks, FoldTree, passed
 from dask_eindecomp.grams import BLAS
@@ -85,6 +86,8 @@ class Pending:
     """Speed class of Dask's own kernel."""
     fold: FoldBlocks | None = None
     """The kernel of an extended summation; None for any other contraction."""
+    spoken: Mapping[str, str] = field(default_factory=dict)
+    """Dask's index for each label of the user's; empty where there are none."""
     scalar: bool = False
     """Whether Dask's result without axes is a scalar of the library, not an array."""
     tasks: int = 0
@@ -135,6 +138,8 @@ def lift(dsk: HighLevelGraph, keys: Any, array_types: frozenset[str] = ARRAY_TYP
     ------
     ShapeError
         If a matmul or tensordot contracts extents that disagree, or contracts an axis twice.
+    AnnotationError
+        If what is annotated cannot be read or met.
     """
     lifter = _Lifter(dsk, array_types)
     flat = list(flatten(keys, container=(list, set)))
@@ -166,6 +171,7 @@ class _Lifter:
         self.rechunks: dict[str, int] = {}
         self.stale: set[str] = set()
         self.foreign: set[str] = set()
+        self.wishes = Wishes(dsk)
 
     def take(self, name: str) -> None:
         """Lift one layer if an idiom knows it."""
@@ -176,8 +182,8 @@ class _Lifter:
             self.layouts[name] = self.layout(name)
             if not self.dsk.dependencies[name] and not isinstance(layer, Blockwise):
                 raise NotLifted("data")
-            if layer.annotations:
-                raise NotLifted(f"annotated with {', '.join(sorted(layer.annotations))}")
+            if why := self.wishes.why_alone(name):
+                raise NotLifted(why)
             found = (
                 self.blockwise(name, layer) if type(layer) is Blockwise else self.materialized(name, layer)
             )
@@ -298,6 +304,9 @@ class _Lifter:
         renamed = {letters[label]: extent for label, extent in lengths.items() if label in letters}
         came = {letters[label]: cut for label, cut in rest.pop("came", {}).items() if label in letters}
         whole = tuple((label, came.get(label, (renamed[label],))) for label in expression.labels)
+        spoken = rest.pop("spoken", None) or {letter: label for label, letter in letters.items()}
+        wish = self.wishes.of(name)
+        fixed = {} if wish is None else wish.cuts(_title(name), spoken, lengths, whole_output, rest["dtype"])
         tasks = rest.pop("tasks", 0) + sum(self.rechunks.pop(view.source, 0) for view, _ in operands)
         self.nodes[name] = Node(
             name,
@@ -307,6 +316,7 @@ class _Lifter:
             came=whole,
             tasks=tasks,
             title=_title(name),
+            pinned=tuple((letters[label], cut) for label, cut in fixed.items() if label in letters),
             **rest,
         )
         return View(name, tuple(output.index(label) if label in output else None for label in whole_output))
@@ -315,11 +325,13 @@ class _Lifter:
         """The node of a contraction: sums of products in the element type that Dask declares, or a fold."""
         operands, extents, came = self.align(pending.sources, pending.indices)
         output = tuple(index for index in pending.output if index not in pending.contracted)
+        spoken = pending.spoken
         if pending.fold is not None:
             fold, finish = pending.fold, pending.fold.finish
             return self.add(
                 name, operands, output, extents, dtype=dtype.name, join=fold.join, aggregate=fold.aggregate,
                 step=fold.step, kernel=pending.kernel, came_kernel=pending.kernel, came=came, tasks=pending.tasks,
+                spoken=spoken,
                 **({} if finish is None else {"finish": finish}),
             )  # fmt: skip
         kernel = "blas" if dtype.kind in "fc" else "loop"
@@ -334,6 +346,7 @@ class _Lifter:
             came_kernel=pending.kernel if kernel == "blas" else "loop",
             came=came,
             tasks=pending.tasks,
+            spoken=spoken,
             **({"finish": kernels.scalar} if pending.scalar and not output else {}),
         )
 
@@ -396,13 +409,14 @@ class _Lifter:
         function = layer.task.func
         sources = tuple(source for source, _ in arrays)
         indices = tuple(index for _, index in arrays)
-        cast = None
+        cast, spoken = None, {}
         kernel = "blas"
         if function is dask.array.einsumfuncs.chunk_einsum:
             count = keywords["ncontract_inds"]
             contracted = layer.output_indices[len(layer.output_indices) - count :]
             cast = None if keywords["kernel_dtype"] is None else np.dtype(keywords["kernel_dtype"]).name
             kernel = "loop" if keywords.get("optimize", False) is False else "blas"
+            spoken = _spoken(keywords["subscripts"].partition("->")[0].split(","), indices)
         elif function is dask.array.routines._tensordot:
             if keywords["is_sparse"]:
                 raise NotLifted("sparse blocks")
@@ -427,7 +441,7 @@ class _Lifter:
             raise NotLifted("integers narrowed before a product of many operands")
         pending = Pending(
             sources, indices, layer.output_indices, tuple(contracted), numblocks, cast=cast, kernel=kernel,
-            scalar=function is not dask.array.routines._matmul, tasks=prod(numblocks),
+            spoken=spoken, scalar=function is not dask.array.routines._matmul, tasks=prod(numblocks),
         )  # fmt: skip
         if contracted:
             return pending
@@ -459,6 +473,7 @@ class _Lifter:
         pending = Pending(
             sources, indices, layer.output_indices, contracted, self.numblocks(layer, arrays), cast=cast,
             kernel=kernel, fold=None if contraction else function, scalar=contraction, tasks=len(layer),
+            spoken=_spoken(function.operands, indices),
         )  # fmt: skip
         return pending if contracted else self.contraction(name, pending, self.layouts[name].dtype)
 
@@ -687,6 +702,7 @@ class _Lifter:
         ``blocks`` says how many blocks of each array are wanted (None: all): a product of which a slice is wanted
         is not computed whole.
         """
+        self.wishes.check()
         outside: set[str] = set()
         outputs: dict[str, Output] = {}
         queue = list(wanted)
@@ -796,6 +812,15 @@ def _letter(number: int) -> str:
     """The label of a number: i, j, k ... z, a ... h, then capitals, then any other letter."""
     letters = "ijklmnopqrstuvwxyzabcdefghIJKLMNOPQRSTUVWXYZABCDEFGH"
     return letters[number] if number < len(letters) else chr(0x100 + number)
+
+
+def _spoken(terms: Iterable[Iterable[str]], indices: Iterable[Labels]) -> dict[str, str]:
+    """Dask's index for each label that a user wrote.
+
+    >>> _spoken(["ab", "bc"], [(".0", ".1"), (".1", ".2")])
+    {'a': '.0', 'b': '.1', 'c': '.2'}
+    """
+    return {label: one for term, index in zip(terms, indices) for label, one in zip(term, index)}
 
 
 def _title(name: str) -> str:

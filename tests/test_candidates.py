@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_eindecomp.candidates import Budget, Space, space_of, tile_counts, worth_trying
+from dask_eindecomp.candidates import Budget, Space, space_of, tile_counts, usual_cuts, worth_trying
 from dask_eindecomp.elimination import Late
 from dask_eindecomp.graph import EinGraph
 from dask_eindecomp.partition import cut, smooth, viable_rows
@@ -60,6 +60,22 @@ def test_candidates_are_all_ways_to_share_each_number_of_tiles() -> None:
     parts = {tuple(found.partition(n).parts.values()) for n in range(len(found))}
     assert len(parts) == len(found) == 6 + 10
     assert {prod(one) for one in parts} == {4, 8}
+
+
+def test_pinned_labels_have_one_cut_and_the_others_share_the_rest() -> None:
+    graph = product()
+    pinned = replace(graph.nodes["Z"], pinned=(("j", (1, 63)),))
+    found = space(replace(graph, nodes={"Z": pinned}), [4, 8])
+    each = [found.partition(n) for n in range(len(found))]
+    assert len({one.cuts for one in each}) == len(found) == 2 + 3
+    assert all(dict(one.cuts)["j"] == (1, 63) for one in each)
+    assert {one.tiles for one in each} == {4, 8}
+
+
+def test_other_expressions_may_line_up_with_a_cut_fixed_by_hand() -> None:
+    graph = product()
+    pinned = replace(graph.nodes["Z"], pinned=(("j", (1, 63)),))
+    assert usual_cuts(replace(graph, nodes={"Z": pinned})) == {(64, 2): (1, 63)}
 
 
 def test_a_partition_is_the_same_object_each_time() -> None:

@@ -20,6 +20,7 @@ from distributed import Client, get_task_stream, wait
 
 import dask_eindecomp.hook
 from dask_eindecomp import Aggregate, EinDecomp, Topology, eindecomp, einsum, explain
+from dask_eindecomp.annotations import AnnotationError
 from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.lift import ShapeError
 from tests.cluster import cluster
@@ -412,3 +413,23 @@ def test_an_extended_summation_is_planned_on_the_scheduler_whatever_joins(client
         np.testing.assert_allclose(lazy.compute(), abs(x[:, None] - y).sum(axis=-1))
     assert joins_of(stream)
     np.testing.assert_allclose(lazy.compute(), abs(x[:, None] - y).sum(axis=-1))
+
+
+def test_a_cut_fixed_by_hand_and_layers_left_alone_reach_the_scheduler(client: Client) -> None:
+    x = numbers(12, 12)
+    (a,) = persisted(client, x, chunks=4)
+    with dask.annotate(eindecomp={"partition": {"i": 1, "j": 6, "k": 1}}):
+        fixed = da.einsum("ij,jk->ik", a, a)
+    with dask.annotate(eindecomp=False):
+        alone = a @ a
+    with dask.config.set(array_optimize=eindecomp):
+        with get_task_stream(client) as stream:
+            np.testing.assert_allclose(fixed.compute(), x @ x)
+        assert sum(joins_of(stream).values()) == 6
+        with get_task_stream(client) as stream:
+            np.testing.assert_allclose(alone.compute(), x @ x)
+        assert not joins_of(stream)
+        with dask.annotate(eindecomp={"partition": {"z": 2}}):
+            wrong = a @ a
+        with pytest.raises(AnnotationError, match=r"no label 'z' in .*; expected one of i, j, k"):
+            wrong.compute()

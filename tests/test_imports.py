@@ -15,7 +15,7 @@ NOUNS = {
     "expression", "element_types", "partition", "graph", "cost", "topology", "elimination", "plan",
     "memory", "candidates", "pricing", "estimate", "cache", "shipping",
 }  # fmt: skip
-READERS = {"functions", "layers"}
+READERS = {"annotations", "functions", "layers"}
 STAGES = {"lift", "contract", "decompose", "place", "lower"}
 EDGES = {"hook", "splice", "gathering", "extended", "api", "__main__", "__init__", "demo", "minilm"}
 KERNELS = {"axes", "combining", "grams", "fused", "folds", "kernels"}
