@@ -85,7 +85,7 @@ class Pricing:
                 first, which = _distinct(flat)
                 moved = []
                 for several, *one in flat[:, first].T.tolist():
-                    grid = tuple(cut(extents[label], n) for label, n in zip(labels, one))
+                    grid = tuple(_evenly(extents[label], n) for label, n in zip(labels, one))
                     moved.append(self.given_traffic(tensor, grid, several).nbytes)
                 total = total + np.array(moved)[which.reshape(counts.shape[1:])]
             return total
@@ -175,7 +175,7 @@ class Pricing:
         if between == tuple(map(len, wanted)):
             return step
         assert given.chunks is not None, f"{given.name} may be had in any chunks"
-        grid = tuple(cut(sum(axis), parts) for axis, parts in zip(wanted, between))
+        grid = tuple(_evenly(sum(axis), parts) for axis, parts in zip(wanted, between))
         together = self.given_traffic(given, grid, copies)
         missing = together.nbytes // np.dtype(given.dtype).itemsize
         messages = cost.repartition_messages(given.chunks, wanted, missing)
@@ -548,3 +548,8 @@ def _distinct(columns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], np
         key, size = key * width + row, size * width
     _, first, which = np.unique(key, return_index=True, return_inverse=True)
     return first, which.reshape(-1)
+
+
+def _evenly(extent: int, parts: int) -> Cut:
+    """A balanced cut, into single elements where there are more parts than these: other parts are empty."""
+    return cut(extent, min(parts, max(extent, 1)))

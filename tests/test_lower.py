@@ -419,3 +419,13 @@ def test_a_chain_over_chunks_of_length_0_runs_whole() -> None:
     for workers in (1, 2, 3):
         with dask.config.set(array_optimize=EinDecomp(force=True, topology=Topology(workers=workers))):
             np.testing.assert_allclose(((lazy + 1) * 2 + lazy).compute(scheduler="sync"), (x + 1) * 2 + x)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 7])
+def test_an_axis_in_more_chunks_than_elements_is_priced_and_runs(workers: int) -> None:
+    machines = Topology(workers=workers, bandwidth=1e12, latency=0, flops=1e5, task_overhead=0, turn=0)
+    x, y = np.arange(8.0).reshape(2, 2, 2), np.arange(4.0).reshape(2, 2)
+    left = da.from_array(x, chunks=((0, 2, 0), (2,), (0, 1, 0, 1))).T
+    right = da.from_array(y, chunks=((0, 2), (2,)))
+    with dask.config.set(array_optimize=EinDecomp(force=True, topology=machines)):
+        np.testing.assert_array_equal(left.dot(right).compute(scheduler="sync"), x.T.dot(y))
