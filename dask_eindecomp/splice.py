@@ -85,7 +85,8 @@ def splice(
         layers[name] = MaterializedLayer(
             tasks, annotations=dict(marks) if marks else _meant_for(made, workers, strict)
         )
-    layers |= ends or {}
+    for name, layer in (ends or {}).items():
+        layers[name] = MaterializedLayer(_renamed(dict(layer), own), annotations=layer.annotations)
     if purposes is not None:
         layers = {
             name: MaterializedLayer(

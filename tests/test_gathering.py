@@ -80,6 +80,16 @@ def test_what_something_else_reads_in_its_chunks_keeps_them() -> None:
     assert (lengths == 3).all()
 
 
+@pytest.mark.parametrize("subscripts", ["ij,jk->ik", "ij,jk->i", "ij,jk->"])
+def test_what_something_outside_reads_is_wanted_too(subscripts: str) -> None:
+    a = da.from_array(X, chunks=4)
+    product = da.einsum(subscripts, a, a)
+    expected = np.einsum(subscripts, X, X)
+    (stacked, result), _ = computed(da.stack([product, product]), product)
+    np.testing.assert_allclose(stacked, [expected, expected])
+    np.testing.assert_allclose(result, expected)
+
+
 def test_what_is_not_planned_is_put_together_as_ever() -> None:
     a = da.from_array(X, chunks=3)
     opaque = (a @ a).map_blocks(np.tril, dtype=float)
