@@ -15,7 +15,10 @@ from dask_eindecomp import hook
 quiet = [HealthCheck.too_slow]
 settings.register_profile("ci", deadline=None, suppress_health_check=quiet, derandomize=True, database=None)
 settings.register_profile("dev", deadline=None, suppress_health_check=quiet)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+settings.register_profile(
+    "nightly", deadline=None, suppress_health_check=quiet, max_examples=20_000, database=None
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
 @pytest.fixture(autouse=True)
