@@ -199,6 +199,22 @@ def test_keys_are_the_same_in_processes_of_other_hash_seeds() -> None:
     assert found[0].count("join-") > 5
 
 
+def test_two_threads_of_two_processes_make_the_same_of_many_graphs() -> None:
+    count = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 40
+    command = [sys.executable, "-m", "tests.concurrent", str(count)]
+    running = [
+        subprocess.Popen(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        for seed in ("0", "1")
+    ]  # fmt: skip
+    found = [line.split() for process in running for line in process.communicate()[0].splitlines()]
+    assert [process.returncode for process in running] == [0, 0]
+    assert len(found) == 4 and all(one == found[0] for one in found)
+    assert len(set(found[0])) > 0.9 * count  # some are the same product
+
+
 # together with everything else
 
 
