@@ -143,7 +143,9 @@ def getitem_axes(layer: Mapping[Any, Any], source: Layout, output: Layout) -> Ax
             axes = None if before is None else _index_axes(read[1][1], source, before)
         if before is None or axes is None or (found is not None and axes != found):
             return None
-        if not _lines_up(axes, before, index, source, output):
+        if found is None and not _lengths_agree(axes, source, output):
+            return None
+        if not _lines_up(axes, before, index, source):
             return None
         found = axes
     return found
@@ -171,19 +173,21 @@ def _index_axes(index: Any, source: Layout, before: tuple[int, ...]) -> Axes | N
     return (*axes, *range(axis, len(source.shape)))
 
 
-def _lines_up(
-    axes: Axes, before: tuple[int, ...], after: tuple[int, ...], source: Layout, output: Layout
-) -> bool:
-    """Whether a block of the result is the block of the source that the axes say, of the same lengths."""
-    if len(axes) != len(after) or len(before) != len(source.shape):
+def _lengths_agree(axes: Axes, source: Layout, output: Layout) -> bool:
+    """Whether the axes of a result are cut as those of the source that they are, all others of length 1."""
+    if len(axes) != len(output.shape):
         return False
-    for position, axis in enumerate(axes):
-        if axis is None:
-            if output.chunks[position] != (1,):
-                return False
-        elif before[axis] != after[position] or source.chunks[axis] != output.chunks[position]:
-            return False
-    return all(source.chunks[axis] == (1,) for axis in range(len(source.shape)) if axis not in axes)
+    kept = all(
+        wanted == ((1,) if axis is None else source.chunks[axis]) for axis, wanted in zip(axes, output.chunks)
+    )
+    return kept and all(source.chunks[axis] == (1,) for axis in range(len(source.shape)) if axis not in axes)
+
+
+def _lines_up(axes: Axes, before: tuple[int, ...], after: tuple[int, ...], source: Layout) -> bool:
+    """Whether a block of the result is the block of the source that the axes say."""
+    return len(before) == len(source.shape) and all(
+        axis is None or before[axis] == place for axis, place in zip(axes, after)
+    )
 
 
 def reshape_axes(layer: Mapping[Any, Any], source: Layout, output: Layout) -> Axes | None:
@@ -194,7 +198,7 @@ def reshape_axes(layer: Mapping[Any, Any], source: Layout, output: Layout) -> Ax
     rest = iter(long)
     axes: Axes = tuple(next(rest) if extent != 1 else None for extent in output.shape)
     blocks = _blocks(layer, output)
-    if blocks is None or len(layer) != prod(output.numblocks):
+    if blocks is None or len(layer) != prod(output.numblocks) or not _lengths_agree(axes, source, output):
         return None
     for index, task in blocks:
         read = read_task(task)
@@ -203,7 +207,7 @@ def reshape_axes(layer: Mapping[Any, Any], source: Layout, output: Layout) -> Ax
         before = _source(read[1][0], source.name)
         if before is None or tuple(read[1][1]) != output.block(index):
             return None
-        if not _lines_up(axes, before, index, source, output):
+        if not _lines_up(axes, before, index, source):
             return None
     return axes
 
@@ -385,9 +389,12 @@ def tree_function(
         for axis in range(len(before))
     )
     # where results go along a reduced axis follows where their blocks come from
-    starts = [sorted({first[axis] for first in places.values()}) for axis in range(len(before))]
+    starts = [
+        {start: number for number, start in enumerate(sorted({first[axis] for first in places.values()}))}
+        for axis in range(len(before))
+    ]
     for place, first in places.items():
-        if keeps and any(place[axis] != starts[axis].index(first[axis]) for axis in axes):
+        if keeps and any(place[axis] != starts[axis][first[axis]] for axis in axes):
             return None
         expected = tuple(i for axis, i in enumerate(first) if axis not in axes)
         kept = tuple(i for axis, i in enumerate(place) if axis not in axes) if keeps else place

@@ -289,7 +289,10 @@ def _by_level(
                 stack += [one for one in below[unit] if one not in levels]
                 continue
             stack.pop()
-            levels[unit] = max((levels[one] + crosses(unit, one) for one in below.pop(unit)), default=0)
+            found = below.pop(unit)
+            if any(one not in levels for one in found):
+                raise RuntimeError(f"{unit[1]!r} waits for itself; expected a graph without a cycle")
+            levels[unit] = max((levels[one] + crosses(unit, one) for one in found), default=0)
     grouped: dict[tuple[int, Any], Tasks] = {}
     for key, task in single.items():
         grouped.setdefault((levels[(False, key)], marked[key]), {})[key] = task
