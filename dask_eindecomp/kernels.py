@@ -469,7 +469,8 @@ def _is_masked(block: Any) -> bool:
 
 def _as_array(block: Any, shape: tuple[int, ...]) -> Any:
     """A block that is a number, or a tuple of arrays as of Dask's histograms, as an array; any other as it is."""
-    if isinstance(block, (int, float, complex, tuple)):
+    # NumPy's own scalars, some of which are Python's numbers, too, are as good as arrays, and Dask's functions keep them
+    if isinstance(block, (int, float, complex, tuple)) and not isinstance(block, np.generic):
         with suppress(ValueError):  # what is ragged is no array
             array = np.asarray(block)
             return array if array.shape == shape and array.dtype.kind in "biufc" else block

@@ -111,6 +111,27 @@ def test_types_are_promoted_and_wrap_around_as_in_dask(dtype: str, other: str) -
         np.testing.assert_allclose(found, expected, rtol=rough)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.sum().astype("float32"),
+        lambda x: da.einsum("ij->", x).astype("complex64"),
+        lambda x: x.mean() * 2,
+        lambda x: da.vdot(x, x).astype("int64"),
+        lambda x: da.where(x.max() > 0, x.max(), 0),
+        lambda x: da.from_array(np.array(3.0)).astype("float32") + x.min(),
+        lambda x: da.from_array(np.array(3.0)).astype("float32"),
+        lambda x: x.sum().round(1)[None],
+    ],
+)
+def test_results_without_axes_are_scalars_where_they_are_in_dask(
+    make: Callable[[da.Array], da.Array],
+) -> None:
+    found, expected = planned(make(lazy())), plain(make(lazy()))
+    assert type(found) is type(expected)
+    assert found == expected
+
+
 # errors
 
 
