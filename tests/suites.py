@@ -1,7 +1,8 @@
 """Other people's test suites under the hook: which tests pass plainly and fail when every plan is applied.
 
 ``python -m tests.suites dask`` runs the array tests that come with the installed dask, ``xarray`` xarray's own of Dask
-arrays.  Only tests that fail with the hook are run again without it.  Exits with 1 if any of these passes then, or if
+arrays.  ``flox --folder FOLDER`` runs those of flox, which come with its sources alone: its folder of tests under
+another name, for ours is called so.  Only tests that fail with the hook are run again without it.  Exits with 1 if any of these passes then, or if
 so little was planned that the run says nothing.
 """
 
@@ -19,7 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SUITES = {"dask": ("dask.array.tests", "test_*.py", 1000), "xarray": ("xarray.tests", "test_dask.py", 50)}
+SUITES = {
+    "dask": ("dask.array.tests", "test_*.py", 1000),
+    "xarray": ("xarray.tests", "test_dask.py", 50),
+    "flox": ("flox", "test_*.py", 100),
+}
 """Package, its test files, and how many graphs must have been planned for the run to say something."""
 INSPECTING: dict[str, str] = {
     "test_creation.py::test_creation_data_producers": "wants aliases for inputs, which a plan reads as they are",
@@ -27,13 +32,16 @@ INSPECTING: dict[str, str] = {
     "test_optimization.py::test_fuse_roots": "counts the tasks of Dask's own fusion",
     "test_xarray.py::test_xarray_blockwise_fusion_store[False]": "counts the tasks of Dask's own fusion",
     "test_xarray.py::test_xarray_blockwise_fusion_store[True]": "counts the tasks of Dask's own fusion",
+    "test_dask.py::test_graph_manipulation": "clones a rechunk, which plain Dask computes only beside the original",
 }
-"""Tests that look at the raw graph or at how it is optimised, each with what it wants of it."""
+"""Tests that look at the raw graph or rest on how it is optimised, each with what it wants of it."""
 
 
-def test_files(suite: str) -> list[Path]:
-    """The files of a suite."""
+def test_files(suite: str, folder: Path | None) -> list[Path]:
+    """The files of a suite, in a folder or where its package keeps them."""
     package, pattern, _ = SUITES[suite]
+    if folder is not None:
+        return sorted(folder.absolute().glob(pattern))
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(f"{package} is not installed; expected it beside dask_eindecomp")
@@ -87,8 +95,12 @@ def main() -> int:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--files", nargs="+", help="only these files of the suite")
+    parser.add_argument("--folder", type=Path, help="where the suite's tests are, if not in its package")
     options = parser.parse_args()
-    files = [file for file in test_files(options.suite) if not options.files or file.name in options.files]
+    every = test_files(options.suite, options.folder)
+    files = [file for file in every if not options.files or file.name in options.files]
+    if not files:
+        raise SystemExit(f"found no tests of {options.suite}; expected files {SUITES[options.suite][1]}")
     root = files[0].parent
     found, counts = reported(
         [[file.name for file in group] for group in shares(files, options.processes)], True, root
