@@ -100,9 +100,11 @@ def near(one: Any, other: Any, off: Any) -> Any:
 def same_kind(found: Any, plain: Any, array: Any) -> None:
     """Type, shape and element type are plain Dask's, or the last what Dask declares.
 
-    Where Dask declares plain blocks and hides masked ones, only a mask that masks anything must be kept.
+    Where Dask declares plain blocks and hides masked ones, only a mask that masks anything must be kept.  Reshaped, or
+    an axis of length 1 indexed, what has no axes may be a scalar or an array (see ``test_semantics`` for the rest).
     """
-    generic = isinstance(found, np.generic) and isinstance(plain, np.generic)
+    bare = isinstance(found, np.generic | np.ndarray) and found.ndim == 0
+    generic = bare and isinstance(plain, np.generic | np.ndarray)
     hidden = isinstance(plain, np.ma.MaskedArray) and not isinstance(array._meta, np.ma.MaskedArray)
     empty = hidden and not np.ma.getmaskarray(plain).any() and isinstance(found, np.ndarray)
     declared = array.dtype
