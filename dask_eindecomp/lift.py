@@ -478,6 +478,8 @@ class _Lifter:
         return pending if contracted else self.contraction(name, pending, self.layouts[name].dtype)
 
     def take_outer(self, name: str, layer: Blockwise, arrays: list[tuple[str, Labels]]) -> View:
+        if any(source not in self.layouts for source, _ in arrays):
+            raise NotLifted("an operand is no plain array")
         pending = Pending(
             tuple(source for source, _ in arrays), tuple(index for _, index in arrays), layer.output_indices, (),
             self.layouts[name].numblocks, tasks=len(layer),

@@ -504,6 +504,11 @@ def structured() -> da.Array:
     return da.from_array(np.zeros((4, 4), dtype=[("x", "f8")]), chunks=2)
 
 
+def masked_product() -> da.Array:
+    """One whose blocks Dask takes for plain ones."""
+    return da.tensordot(da.ma.masked_greater(a_square(), 3), a_square(), axes=1)
+
+
 def annotated() -> da.Array:
     with dask.annotate(priority=3):
         return a_square() + 1
@@ -527,6 +532,7 @@ STAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "structured": (lambda: structured()[:, None], "elements of type"),
     "datetimes": (lambda: a_square().astype("M8[s]") + np.timedelta64(1, "s"), "elements of type"),
     "masked": (lambda: da.ma.masked_greater(a_square(), 3) + 1, "blocks of type"),
+    "outer of a masked product": (lambda: da.outer(masked_product(), a_square()), "no plain array"),
     "annotated": (annotated, "annotated with priority"),
     "cumsum": (lambda: a_square().cumsum(axis=0), ""),
     "cumprod": (lambda: da.cumprod(a_square(), axis=1, method="blelloch"), ""),
