@@ -132,7 +132,7 @@ class EinDecomp:
             dsk = without_wishes(dsk)
         if isinstance(dsk, HighLevelGraph) and any(layer.annotations for layer in dsk.layers.values()):
             wanted = [*flatten(keys, container=(list, set))]
-            return fused_blockwise(dsk.cull(set(wanted)), wanted)
+            return fused_blockwise(dsk, wanted).cull(set(wanted))
         return dask_optimize(dsk, keys, **kwargs)
 
     def plan(

@@ -524,7 +524,7 @@ def test_annotations_survive_on_a_graph_that_is_left_to_dask(hook_: EinDecomp) -
     graph = hook_(more.dask, keys_of(more))
     marks = {key[0]: layer.annotations for layer in graph.layers.values() for key in layer}
     assert (marks.pop(a.name), marks.pop(more.name)) == (None, {"priority": 3})
-    assert len(marks) in (2, 3)  # the layers of a product, of which Dask 2025.4 fuses two
+    assert len(marks) == 2  # the layers of a product, of which Dask fuses two
     assert all(one == {"resources": {"GPU": 1}, "retries": 2} for one in marks.values())
     with dask.config.set(array_optimize=hook_):
         np.testing.assert_allclose(more.compute(scheduler="synchronous"), x @ x + 1)
