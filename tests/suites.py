@@ -56,28 +56,42 @@ def shares(files: Sequence[Path], processes: int) -> list[list[Path]]:
     return [group for group in groups if group]
 
 
-def started(tests: Sequence[str], forced: bool, report: Path, root: Path) -> subprocess.Popen[bytes]:
+def started(
+    tests: Sequence[str], forced: bool, report: Path, root: Path, select: str
+) -> subprocess.Popen[bytes]:
     """A pytest process that runs some tests of a folder and reports to a file, its output beside that."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "EINDECOMP_REPORT": str(report),
         "EINDECOMP_FORCED": "1" if forced else "",
     }
-    options = ["-q", "-p", "tests.forced", "-p", "no:cacheprovider", "-c", os.devnull, "--timeout", "300"]
+    options = [
+        "-q",
+        "-p",
+        "tests.forced",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--timeout",
+        "300",
+        "-k",
+        select,
+    ]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(root), *tests]
     with report.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, cwd=root, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def reported(
-    groups: Sequence[Sequence[str]], forced: bool, root: Path
+    groups: Sequence[Sequence[str]], forced: bool, root: Path, select: str = ""
 ) -> tuple[dict[str, str], Counter[str]]:
     """Outcomes by test, and counts, of groups of tests that each run in a process of its own."""
     outcomes: dict[str, str] = {}
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         reports = [Path(folder) / f"{number}.json" for number in range(len(groups))]
-        running = [started(tests, forced, report, root) for tests, report in zip(groups, reports)]
+        running = [started(tests, forced, report, root, select) for tests, report in zip(groups, reports)]
         for process, report in zip(running, reports):
             process.wait()
             if not report.exists() or process.returncode not in (0, 1):  # some tests may fail
@@ -95,6 +109,9 @@ def main() -> int:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--files", nargs="+", help="only these files of the suite")
+    parser.add_argument(
+        "--select", default="", help="only tests whose names fit this expression of pytest's -k"
+    )
     parser.add_argument("--folder", type=Path, help="where the suite's tests are, if not in its package")
     options = parser.parse_args()
     every = test_files(options.suite, options.folder)
@@ -103,7 +120,10 @@ def main() -> int:
         raise SystemExit(f"found no tests of {options.suite}; expected files {SUITES[options.suite][1]}")
     root = files[0].parent
     found, counts = reported(
-        [[file.name for file in group] for group in shares(files, options.processes)], True, root
+        [[file.name for file in group] for group in shares(files, options.processes)],
+        True,
+        root,
+        options.select,
     )
     failed = sorted(test for test, outcome in found.items() if outcome == "failed")
     plain, _ = reported([failed], False, root) if failed else ({}, None)
@@ -117,7 +137,7 @@ def main() -> int:
             new += test not in INSPECTING
             said = INSPECTING.get(test, "NEW")
         print(f"fails: {test}: {said}")
-    wanted = 0 if options.files else SUITES[options.suite][2]
+    wanted = 0 if options.files or options.select else SUITES[options.suite][2]
     if counts["planned"] < wanted:
         print(f"only {counts['planned']} graphs were planned; expected {wanted} or more")
     print(f"{new} new failures")
