@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -433,3 +434,35 @@ def test_a_cut_fixed_by_hand_and_layers_left_alone_reach_the_scheduler(client: C
             wrong = a @ a
         with pytest.raises(AnnotationError, match=r"no label 'z' in .*; expected one of i, j, k"):
             wrong.compute()
+
+
+def test_futures_in_a_graph_are_read_where_they_are(client: Client) -> None:
+    x = numbers(12, 12)
+    rows = [client.submit(np.asarray, x[start : start + 4]) for start in (0, 4, 8)]
+    a = da.concatenate([da.from_delayed(row, (4, 12), x.dtype) for row in rows])
+    with dask.config.set(array_optimize=PLANNED):
+        np.testing.assert_allclose((a @ a.T).compute(), x @ x.T)
+        np.testing.assert_allclose((a @ a.T).persist().sum(axis=0).compute(), (x @ x.T).sum(axis=0))
+
+
+def refuse_large(block: np.ndarray) -> np.ndarray:
+    """A user's function that fails in one block."""
+    if block.size and block.max() > 100:
+        raise OverflowError(f"{block.max():g} is beyond 100")
+    return block
+
+
+def test_what_a_users_function_raises_is_told_with_its_own_key_and_traceback(client: Client) -> None:
+    x = np.ones((8, 8))
+    x[7, 7] = 101
+    a = da.from_array(x, chunks=4).map_blocks(refuse_large, meta=x[:0])
+    with dask.config.set(array_optimize=PLANNED):
+        future = client.compute((a @ a).sum())
+        error = future.exception()
+    assert isinstance(error, OverflowError) and str(error) == "101 is beyond 100"
+    frames = traceback.extract_tb(future.traceback())
+    assert "refuse_large" in [frame.name for frame in frames]
+    erred = client.run_on_scheduler(
+        lambda dask_scheduler: [str(key) for key, task in dask_scheduler.tasks.items() if task.exception]
+    )
+    assert any("refuse_large-" in key and key.endswith(", 1, 1)") for key in erred)
