@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from dask.array.core import normalize_chunks
@@ -198,8 +199,8 @@ def _bare(layer: Layer) -> Layer:
 def _cut(title: str, label: str, extent: int, wanted: Any) -> Cut:
     """The cut of one label that is asked for."""
     try:
-        if isinstance(wanted, int):
-            return cut(extent, wanted)
+        if isinstance(wanted, Integral):
+            return cut(extent, int(wanted))
         found = tuple(map(int, wanted))
     except (PartitionError, TypeError, ValueError) as error:
         raise AnnotationError(f"label {label!r} of {title} is to be cut into {wanted!r}: {error}") from error

@@ -81,8 +81,8 @@ def test_the_other_labels_are_planned_around_it() -> None:
 
 
 def test_parts_may_be_chunks_of_any_length() -> None:
-    plan = planned(annotated({"partition": {"c": (1, 4, 7)}}))
-    assert cuts(plan)["k"] == (1, 4, 7)
+    plan = planned(annotated({"partition": {"c": (1, 4, 7), "a": np.int64(2)}}))
+    assert (cuts(plan)["k"], cuts(plan)["j"]) == ((1, 4, 7), (6, 6))
 
 
 def test_parts_fixed_by_hand_count_among_the_tiles() -> None:
