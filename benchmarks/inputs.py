@@ -11,7 +11,7 @@ import numpy as np
 from distributed import Client, wait
 
 from benchmarks.problems import Problem
-from dask_eindecomp.hook import find_topology
+from dask_eindecomp.machines import find_topology
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """What keeps BLAS to one thread in every worker."""

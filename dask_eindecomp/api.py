@@ -13,7 +13,8 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_eindecomp.expression import Aggregate
 from dask_eindecomp.extended import build
-from dask_eindecomp.hook import EinDecomp, apply, freed, has_loose_tiles, placed, refuse_query_planning
+from dask_eindecomp.hook import EinDecomp, apply, freed, placed, refuse_query_planning
+from dask_eindecomp.machines import has_loose_tiles
 from dask_eindecomp.plan import Plan
 from dask_eindecomp.topology import Topology
 

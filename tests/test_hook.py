@@ -28,6 +28,7 @@ import dask_eindecomp
 from dask_eindecomp import EinDecomp, QueryPlanningError, Topology, eindecomp, explain, hook, optimize
 from dask_eindecomp.calibration import ask_workers
 from dask_eindecomp.lift import ShapeError
+from dask_eindecomp.machines import find_topology
 from dask_eindecomp.topology import TopologyError
 
 ROOT = Path(__file__).parents[1]
@@ -554,25 +555,25 @@ def test_layers_before_between_and_after_keep_their_results() -> None:
 @pytest.mark.parametrize("name", ["sync", "synchronous", "single-threaded"])
 def test_without_threads_there_is_one_worker_of_one_thread(name: str) -> None:
     with dask.config.set(scheduler=name):
-        assert hook.find_topology() == threads_here(1)
+        assert find_topology() == threads_here(1)
 
 
 def test_threads_are_as_many_as_dask_would_start() -> None:
     with dask.config.set(scheduler="threads", num_workers=3):
-        assert hook.find_topology() == threads_here(3)
+        assert find_topology() == threads_here(3)
     with dask.config.set(scheduler="threads", num_workers=None):
-        assert hook.find_topology() == threads_here(CPU_COUNT)
+        assert find_topology() == threads_here(CPU_COUNT)
 
 
 @pytest.mark.parametrize("name", ["processes", "multiprocessing"])
 def test_processes_are_workers(name: str) -> None:
     with dask.config.set(scheduler=name, num_workers=5):
-        assert hook.find_topology() == Topology(workers=5, memory=threads_here(1).memory // 5)
+        assert find_topology() == Topology(workers=5, memory=threads_here(1).memory // 5)
 
 
 def test_without_a_word_threads_run_arrays() -> None:
     with dask.config.set(scheduler=None, num_workers=2):
-        assert hook.find_topology() == threads_here(2)
+        assert find_topology() == threads_here(2)
 
 
 def test_the_hooks_topology_comes_first() -> None:
@@ -596,7 +597,7 @@ def local() -> Iterator[Any]:
 
 def test_a_client_brings_its_workers(local: Any) -> None:
     with local.as_current():
-        topology = hook.find_topology()
+        topology = find_topology()
     assert (topology.workers, topology.threads, topology.memory) == (3, 2, 1 << 30)
     assert topology.addresses == tuple(sorted(ask_workers(local)))
 
@@ -614,7 +615,7 @@ def test_explain_plans_what_a_cluster_would_run(local: Any) -> None:
 
 def test_a_scheduler_in_the_configuration_comes_before_the_client(local: Any) -> None:
     with local.as_current(), dask.config.set(scheduler="threads", num_workers=2):
-        assert hook.find_topology() == threads_here(2)
+        assert find_topology() == threads_here(2)
 
 
 def test_a_cluster_of_this_process_is_found_from_its_scheduler(
