@@ -82,10 +82,14 @@ def _may_merge(inner: Node, outer: Node) -> bool:
     """Whether a product and the only one that reads it are one product of more operands."""
     known = {label for labels in inner.expression.operands for label in labels}
     same = inner.dtype == outer.dtype and inner.finish is None and inner.kernel == outer.kernel
-    casts = {None if node.step is None else node.step.cast for node in (inner, outer) if _is_product(node)}
+    steps = {
+        None if node.step is None else replace(node.step, dtype=node.dtype)
+        for node in (inner, outer)
+        if _is_product(node)
+    }
     wanted = _is_product(inner) and _is_product(outer) and known >= {*inner.expression.output}
     free = not inner.pinned and not outer.pinned
-    return wanted and same and free and len(casts) == 1
+    return wanted and same and free and len(steps) == 1
 
 
 def _merge(inner: Node, outer: Node) -> Node:
@@ -216,7 +220,7 @@ def _part(
     taken.add(name)
     # half precision would lose digits between two products
     dtype = "float32" if node.dtype == "float16" else node.dtype
-    step = None if node.step is None else kernels.Contraction(dtype, node.step.cast)
+    step = None if node.step is None else replace(node.step, dtype=dtype)
     return Node(
         name,
         expression,

@@ -89,6 +89,8 @@ class Contraction:
     """Element type the operands are cast to before that."""
     partial: bool = False
     """Whether more is to be added by `Sum`, so that half precision stays single."""
+    heeds_masks: bool = True
+    """Whether masked elements are left out; ``np.einsum`` takes what lies under the mask."""
 
     @property
     def working(self) -> str:
@@ -382,7 +384,9 @@ class Join:
         if isinstance(step, Contraction) and any(
             map(_is_masked, (one for blocks in operands for one in blocks))
         ):
-            return self._masked(step, operands)
+            if step.heeds_masks:
+                return self._masked(step, operands)
+            operands = [list(map(np.ma.getdata, blocks)) for blocks in operands]
         stretches = self._stretches()
         count = prod(map(len, stretches.values()))
         extents = dict(self.extents)

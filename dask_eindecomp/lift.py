@@ -86,6 +86,8 @@ class Pending:
     """Speed class of Dask's own kernel."""
     fold: FoldBlocks | None = None
     """The kernel of an extended summation; None for any other contraction."""
+    heeds_masks: bool = True
+    """Whether masked elements are left out of a contraction."""
     spoken: Mapping[str, str] = field(default_factory=dict)
     """Dask's index for each label of the user's; empty where there are none."""
     scalar: bool = False
@@ -341,7 +343,7 @@ class _Lifter:
             output,
             extents,
             dtype=dtype.name,
-            step=kernels.Contraction(dtype.name, pending.cast),
+            step=kernels.Contraction(dtype.name, pending.cast, heeds_masks=pending.heeds_masks),
             kernel=kernel,
             came_kernel=pending.kernel if kernel == "blas" else "loop",
             came=came,
@@ -442,6 +444,7 @@ class _Lifter:
         pending = Pending(
             sources, indices, layer.output_indices, tuple(contracted), numblocks, cast=cast, kernel=kernel,
             spoken=spoken, scalar=function is not dask.array.routines._matmul, tasks=prod(numblocks),
+            heeds_masks=function is not dask.array.einsumfuncs.chunk_einsum,
         )  # fmt: skip
         if contracted:
             return pending

@@ -17,7 +17,18 @@ NOUNS = {
 }  # fmt: skip
 READERS = {"annotations", "functions", "layers"}
 STAGES = {"lift", "contract", "decompose", "place", "lower"}
-EDGES = {"hook", "machines", "splice", "gathering", "extended", "api", "__main__", "__init__", "demo", "minilm"}
+EDGES = {
+    "hook",
+    "machines",
+    "splice",
+    "gathering",
+    "extended",
+    "api",
+    "__main__",
+    "__init__",
+    "demo",
+    "minilm",
+}
 KERNELS = {"axes", "combining", "grams", "fused", "folds", "kernels"}
 FREE = {*KERNELS, "blas", "config", "versions"}
 MEASURING = {"calibration"}

@@ -801,6 +801,12 @@ def test_masked_blocks_that_nobody_spoke_of_are_contracted_as_numpy_does(pieces:
     assert np.ma.getmaskarray(found).any() and not np.ma.getmaskarray(found).all()
 
 
+def test_an_einsum_takes_what_lies_under_a_mask() -> None:
+    x = np.ma.masked_array(np.arange(6).reshape(2, 3), np.eye(2, 3, dtype=bool))
+    found = join("ij->i", [x], Contraction("int64", heeds_masks=False), np.ma.asarray)
+    assert found.tolist() == np.einsum("ij->i", x).tolist() == [3, 12]
+
+
 def test_masked_partial_results_are_added_up_where_they_are_valid() -> None:
     one = np.ma.masked_array([1.0, 2.0, 3.0], [True, False, True])
     found = Sum("float64", finish=np.negative)([one, np.ones(3), one])

@@ -132,6 +132,23 @@ def test_results_without_axes_are_scalars_where_they_are_in_dask(
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: da.einsum("ij,kj->ik", x, x),
+        lambda x: da.einsum("ij->j", x) + 1,
+        lambda x: da.tensordot(x, x.T, 1),
+    ],
+)
+def test_masks_that_nobody_spoke_of_are_heeded_where_dask_does(make: Callable[[da.Array], da.Array]) -> None:
+    whole = X.astype(int)
+    masked = lazy(whole).map_blocks(lambda block: np.ma.masked_greater(block, 5), meta=whole[:0])
+    found, expected = planned(make(masked)), plain(make(masked))
+    assert type(found) is type(expected)
+    np.testing.assert_array_equal(np.ma.getmaskarray(found), np.ma.getmaskarray(expected))
+    np.testing.assert_array_equal(np.ma.filled(found, 0), np.ma.filled(expected, 0))
+
+
 # errors
 
 
