@@ -2,8 +2,9 @@
 
 ``python -m tests.suites dask`` runs the array tests that come with the installed dask, ``xarray`` xarray's own of Dask
 arrays.  ``flox --folder FOLDER`` runs those of flox, which come with its sources alone: its folder of tests under
-another name, for ours is called so.  Only tests that fail with the hook are run again without it.  Exits with 1 if any of these passes then, or if
-so little was planned that the run says nothing.
+another name, for ours is called so.  Tests that fail with the hook are run again without it, and what passes then once
+more with it.  Exits with 1 if anything fails with it twice and not without it, or if so little was planned that the run
+says nothing.
 """
 
 from __future__ import annotations
@@ -127,15 +128,19 @@ def main() -> int:
     )
     failed = sorted(test for test, outcome in found.items() if outcome == "failed")
     plain, _ = reported([failed], False, root) if failed else ({}, None)
+    suspects = [test for test in failed if plain.get(test) != "failed" and test not in INSPECTING]
+    again, _ = reported([suspects], True, root) if suspects else ({}, None)
     print(
         f"{options.suite}: {len(found):,} tests, {counts['planned']:,} of {counts['graphs']:,} graphs planned"
     )
     new = 0
     for test in failed:
-        said = "fails without the hook, too"
-        if plain.get(test) != "failed":
-            new += test not in INSPECTING
-            said = INSPECTING.get(test, "NEW")
+        said = INSPECTING.get(test, "fails without the hook, too")
+        if test in suspects:
+            # some tests draw at random, and a busy machine is no reason to fail
+            repeats = again.get(test) == "failed"
+            new += repeats
+            said = "NEW" if repeats else "passes with the hook, too, when it is run again"
         print(f"fails: {test}: {said}")
     wanted = 0 if options.files or options.select else SUITES[options.suite][2]
     if counts["planned"] < wanted:
