@@ -189,15 +189,11 @@ def viable(extents: Mapping[str, int], tiles: int, divide: bool = False) -> list
 @lru_cache(maxsize=4096)
 def viable_rows(extents: tuple[int, ...], tiles: int, divide: bool = False) -> npt.NDArray[np.int64]:
     """What `viable` gives, parts of one way a row."""
-    wide = [axis for axis, extent in enumerate(extents) if extent > 1]
     power = tiles & (tiles - 1) == 0
     number = tiles if divide else min(tiles, prod(max(extent, 1) for extent in extents))
     while number >= 1:
-        found = factorisations(number, tuple(extents[axis] for axis in wide), divide)
-        if len(found):
-            rows = np.ones((len(found), len(extents)), dtype=np.int64)
-            rows[:, wide] = found
-            rows.flags.writeable = False
+        rows = factorisations(number, extents, divide)
+        if len(rows):
             return rows
         # halving keeps the published candidates: powers of two fall back to powers of two
         number = number // 2 if power and divide else number - 1

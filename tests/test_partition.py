@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import comb, prod
 
 import pytest
@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_eindecomp.graph import EinGraph
-from dask_eindecomp.partition import Partition, PartitionError, boundaries, cut, divisors, viable
+from dask_eindecomp.partition import (
+    Cut,
+    Partition,
+    PartitionError,
+    boundaries,
+    cut,
+    divisors,
+    factorisations,
+    pieces_of,
+    smooth,
+    viable,
+    viable_rows,
+)
 from tests import oracle, strategies
 
 
@@ -37,6 +49,34 @@ def test_an_axis_cannot_be_cut_into_more_parts_than_elements_or_none(
 def test_boundaries_are_where_chunks_begin_and_the_last_one_ends() -> None:
     assert boundaries((3, 0, 2)) == (0, 3, 3, 5)
     assert boundaries(()) == (0,)
+
+
+def test_an_empty_chunk_is_read_from_the_block_it_lies_in() -> None:
+    assert pieces_of((4, 4), (6, 0, 2)) == (
+        ((0, 0, 4, True), (1, 0, 2, False)),
+        ((1, 2, 2, False),),
+        ((1, 2, 4, False),),
+    )
+    assert pieces_of((0, 3), (0, 3)) == (((0, 0, 0, True),), ((1, 0, 3, True),))
+    assert pieces_of((0, 3), (0, 0, 3))[:2] == (((0, 0, 0, True),), ((0, 0, 0, True),))
+
+
+@given(
+    st.integers(0, 8).flatmap(lambda extent: st.tuples(*2 * [strategies.cuts(extent, zeros=True)])),
+)
+def test_pieces_put_together_are_the_chunk_and_no_more_are_taken_than_it_takes(
+    drawn: tuple[Cut, Cut],
+) -> None:
+    have, want = drawn
+    ends = boundaries(have)
+    for (low, high), pieces in zip(pairwise(boundaries(want)), pieces_of(have, want)):
+        for number, first, last, whole in pieces:
+            assert 0 <= first <= last <= have[number]
+            assert whole == (last - first == have[number])
+            assert (first < last) == (low < high)
+        taken = [ends[number] + at for number, first, last, _ in pieces for at in range(first, last)]
+        assert taken == list(range(low, high))
+        assert pieces and (low < high or len(pieces) == 1)
 
 
 def test_a_partition_has_a_cut_for_every_label_and_tiles_that_are_their_product() -> None:
@@ -74,6 +114,19 @@ def test_a_power_of_two_falls_back_to_a_power_of_two_where_parts_must_divide() -
 def test_another_number_falls_back_to_the_largest_feasible_one_below() -> None:
     assert viable({"i": 6}, 5, divide=True) == [{"i": 3}]
     assert viable({"i": 4, "j": 3}, 11) == [{"i": 3, "j": 3}]
+
+
+def test_an_axis_of_one_element_is_never_cut() -> None:
+    assert factorisations(2, (1, 2), False).tolist() == [[1, 2]]
+
+
+def test_candidates_that_are_remembered_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        viable_rows((4, 2), 4)[0, 0] = 9
+
+
+def test_the_smallest_numbers_are_smooth() -> None:
+    assert [smooth(number) for number in range(1, 7)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_axes_of_length_one_or_none_stay_whole() -> None:
