@@ -1,234 +1,390 @@
 """How many small faults in the planner's arithmetic its tests notice.
 
 ``python -m tests.mutants`` plants one fault after the other into ``cost``, ``partition`` and ``decompose``: another
-comparison or operator, a number one off, a condition turned round, a statement left out, another of ``min`` and ``max``.
-Each is tried in a process forked from one that has imported everything, with the tests of that file, until one fails.
-``--sample N`` takes so many of each file.  Prints what no test noticed, and the share that was noticed of each file; ends
-with 1 if any is below 85 %.
+operator or comparison, a number one off, a condition turned round, ``min`` for ``max``, a statement left out, nothing
+returned.  Annotations, decorators and the texts of errors stay as they are.  Prints the faults that no test noticed and
+the share that was noticed of each file; ends with 1 if one is below 85 %.
+
+Tests are collected once, run once to learn which statements each reaches, and then, for every fault, in a process forked
+from there: those that reach the faulty statement, quickest first, until one fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import importlib
 import inspect
+import json
 import os
 import random
+import resource
 import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
-TESTS = {
-    "cost": ["test_cost.py", "test_memory.py", "test_plan.py", "test_decompose.py"],
-    "partition": ["test_partition.py", "test_candidates.py", "test_decompose.py"],
-    "decompose": ["test_decompose.py", "test_plan.py", "test_api.py"],
-}
-"""Test files of each module, beside its doctests; the first that fails ends it."""
+import pytest
+from _pytest.runner import runtestprotocol
+from hypothesis import HealthCheck, Phase, settings
+
+FILES = ("cost", "partition", "decompose")
+TESTS = ("partition", "cost", "candidates", "memory", "plan", "place", "decompose", "api")
+"""Test files that are run, beside the doctests of each file."""
 WANTED = 0.85
-SECONDS = 120
-"""After which a mutant counts as noticed: it does not end."""
+EXAMPLES = 15
+"""Most examples of one property; they are the same in every run."""
+SLOWER = 10
+"""A fault counts as noticed if a test takes so many times as long as without it, and five seconds."""
+MEMORY = 16 << 30
+"""Bytes of address space, for faults that ask for too much of it."""
 
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.Mult,
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-    ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+OTHERS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
 }  # fmt: skip
-NAMES = {"min": "max", "max": "min", "at_most": "at_least", "at_least": "at_most", "any": "all", "all": "any"}
-NAMES |= {"minimum": "maximum", "maximum": "minimum", "ceil": "floor", "floor": "ceil", "argmin": "argmax"}
+PAIRS = [
+    ("min", "max"), ("minimum", "maximum"), ("argmin", "argmax"), ("any", "all"), ("at_most", "at_least"),
+    ("left", "right"),
+]  # fmt: skip
+NAMES = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
+
+Spot = tuple[int, int]
+"""Line and column at which a statement starts."""
 
 
-def spots(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """What can be changed inside functions, and how: texts, annotations and types are left as they are."""
+@dataclass(frozen=True)
+class Fault:
+    """One node of a tree and what may stand in its place."""
 
-    def walk(node: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, str]]:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for child in [*node.args.defaults, *node.args.kw_defaults, *node.body]:
-                if child is not None:
-                    yield from walk(child, True)
-            return
-        if isinstance(node, ast.Raise):
-            return
-        if inside:
-            yield from found(node)
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list"):
+    owner: Any
+    field: str
+    position: int | None
+    """Where in a list of the owner's."""
+    before: ast.AST
+    after: ast.AST
+    spot: Spot | None
+    """The statement it is in; None outside of functions."""
+
+    @property
+    def line(self) -> int:
+        """Where it is."""
+        line: int = getattr(self.before, "lineno", None) or (self.spot or (1, 0))[0]
+        return line
+
+    def put(self, node: ast.AST) -> None:
+        """Put a node in its place."""
+        if self.position is None:
+            setattr(self.owner, self.field, node)
+        else:
+            getattr(self.owner, self.field)[self.position] = node
+
+
+def alternatives(node: ast.AST) -> Iterator[ast.AST]:
+    """What may stand in a node's place."""
+    match node:
+        case ast.BinOp(left, operator, right) if type(operator) in OTHERS:
+            yield ast.BinOp(left, OTHERS[type(operator)](), right)
+        case ast.BoolOp(operator, values):
+            yield ast.BoolOp(OTHERS[type(operator)](), values)
+        case ast.UnaryOp(ast.USub() | ast.Not(), operand):
+            yield operand
+        case ast.Compare(left, operators, others):
+            for at, operator in enumerate(operators):
+                changed = [*operators[:at], OTHERS[type(operator)](), *operators[at + 1 :]]
+                yield ast.Compare(left, changed, others)
+        case ast.Constant(bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield ast.Constant(value + 1)
+        case ast.Constant(str(value)) if value in NAMES:
+            yield ast.Constant(NAMES[value])
+        case ast.Name(name) if name in NAMES:
+            yield ast.Name(NAMES[name], ast.Load())
+        case ast.Attribute(value, name) if name in NAMES:
+            yield ast.Attribute(value, NAMES[name], ast.Load())
+        case ast.IfExp(test, body, orelse):
+            yield ast.IfExp(test, orelse, body)
+        case ast.comprehension(target, iterable, [_, *_] as tests):
+            yield ast.comprehension(target, iterable, [ast.UnaryOp(ast.Not(), tests[0]), *tests[1:]], 0)
+        case ast.If(test, body, orelse) | ast.While(test, body, orelse):
+            yield type(node)(ast.UnaryOp(ast.Not(), test), body, orelse)
+        case ast.Return(ast.expr()):
+            yield ast.Return(ast.Constant(None))
+        case ast.AugAssign(target, operator, value):
+            yield ast.AugAssign(target, OTHERS[type(operator)](), value)
+            yield ast.Pass()
+        case ast.Continue() | ast.Break() | ast.Expr(ast.Call() | ast.Yield()):
+            yield ast.Pass()
+        case ast.Assign([ast.Attribute() | ast.Subscript()]):
+            yield ast.Pass()
+
+
+def faults(node: ast.AST, spot: Spot | None = None) -> Iterator[Fault]:
+    """Every fault that can be planted below a node."""
+    if isinstance(node, ast.Raise):
+        return
+    if isinstance(node, ast.FunctionDef) and spot is None:
+        spot = node.body[0].lineno, node.body[0].col_offset
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        several = isinstance(value, list)
+        for position, child in enumerate(value if several else [value]):
+            if not isinstance(child, ast.AST):
                 continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from walk(child, inside)
-
-    def found(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-        if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPS:
-            yield node, "operator"
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-            yield node, "comparison"
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            yield node, "number"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            yield node, "truth"
-        elif isinstance(node, ast.Name) and node.id in NAMES:
-            yield node, "name"
-        elif isinstance(node, ast.Attribute) and node.attr in NAMES:
-            yield node, "attribute"
-        elif isinstance(node, (ast.If, ast.IfExp, ast.While)):
-            yield node, "condition"
-        elif isinstance(node, (ast.Continue, ast.Break, ast.AugAssign)) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        ):
-            yield node, "statement"
-        elif isinstance(node, ast.Return) and node.value is not None:
-            yield node, "result"
-
-    return walk(tree, False)
+            there = spot
+            if spot is not None and isinstance(child, ast.stmt):
+                there = child.lineno, child.col_offset
+            for other in alternatives(child):
+                if "lineno" in child._attributes:
+                    ast.copy_location(other, child)
+                yield Fault(node, name, position if several else None, child, other, there)
+            yield from faults(child, there)
 
 
-def changed(node: Any, how: str) -> None:
-    """Plant one fault."""
-    if how == "operator":
-        node.op = SWAPS[type(node.op)]()
-    elif how == "comparison":
-        node.ops[0] = SWAPS[type(node.ops[0])]()
-    elif how == "number":
-        node.value = node.value + 1
-    elif how == "truth":
-        node.value = not node.value
-    elif how == "name":
-        node.id = NAMES[node.id]
-    elif how == "attribute":
-        node.attr = NAMES[node.attr]
-    elif how == "condition":
-        node.test = ast.UnaryOp(ast.Not(), node.test)
-    elif how == "result":
-        node.value = ast.Constant(None)
+class Marked(ast.NodeTransformer):
+    """A tree of which every statement inside a function says that it is reached."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if not isinstance(node, (ast.Module, ast.ClassDef)):
+            for name in ("body", "orelse"):
+                block = getattr(node, name, None)
+                if isinstance(block, list):
+                    setattr(
+                        node, name, [one for statement in block for one in (reached(statement), statement)]
+                    )
+        return node
 
 
-class Without(ast.NodeTransformer):
-    """Leaves one statement out."""
-
-    def __init__(self, gone: ast.AST) -> None:
-        self.gone = gone
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node) if node is self.gone else self.generic_visit(node)
+def reached(statement: ast.stmt) -> ast.stmt:
+    """A statement that notes another."""
+    (note,) = ast.parse(f"REACHED.add({(statement.lineno, statement.col_offset)})").body
+    return note
 
 
-def mutant(tree: ast.Module, number: int) -> tuple[ast.Module, int, str, str]:
-    """The tree with one spot changed, its line, and the text of the spot before and after."""
-    tree = copy.deepcopy(tree)
-    node, how = [*spots(tree)][number]
-    before = ast.unparse(node).partition("\n")[0]
-    if how == "statement":
-        return ast.fix_missing_locations(Without(node).visit(tree)), node.lineno, before, "pass"
-    changed(node, how)
-    return ast.fix_missing_locations(tree), node.lineno, before, ast.unparse(node).partition("\n")[0]
+def compiled(tree: ast.Module, module: ModuleType) -> CodeType:
+    """Code of a tree."""
+    return compile(ast.fix_missing_locations(tree), str(module.__file__), "exec")
 
 
-def noticed(module: Any, tree: ast.Module, tests: list[str]) -> bool:
-    """Whether a test fails with this tree in a module's place, found out in a process of its own."""
+def plant(module: ModuleType, code: CodeType) -> None:
+    """Give a module's functions, classes and numbers what code makes of them; whoever has imported them has them."""
+    fresh: dict[str, Any] = dict(vars(module))
+    exec(code, fresh)
+    for name, new in fresh.items():
+        old = vars(module).get(name)
+        if isinstance(new, (int, float)):
+            setattr(module, name, new)
+        elif getattr(new, "__module__", None) == module.__name__ and new is not old:
+            for one, other in (
+                [(vars(old)[at], vars(new)[at]) for at in vars(new)] if inspect.isclass(new) else [(old, new)]
+            ):
+                replace_function(one, other)
+
+
+def replace_function(old: Any, new: Any) -> None:
+    """Give a function the code and the defaults of another."""
+    for attribute in ("__wrapped__", "__func__", "fget"):
+        old, new = getattr(old, attribute, old), getattr(new, attribute, new)
+    if inspect.isfunction(old):
+        old.__code__, old.__defaults__, old.__kwdefaults__ = (
+            new.__code__,
+            new.__defaults__,
+            new.__kwdefaults__,
+        )
+
+
+def forget() -> None:
+    """Empty what the package remembers of earlier calls."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("dask_eindecomp"):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+@dataclass(frozen=True)
+class Test:
+    """A collected test that passes."""
+
+    item: pytest.Item
+    seconds: float
+    """How long it takes."""
+    reached: dict[str, set[Spot]]
+    """Statements of each file that it runs."""
+
+    @property
+    def limit(self) -> int:
+        """Seconds after which it does not end."""
+        return int(5 + SLOWER * self.seconds)
+
+
+class Trial:
+    """A plugin that runs the collected tests once for every fault."""
+
+    def __init__(self, names: Sequence[str], sample: int | None, seed: int) -> None:
+        self.modules = {name: importlib.import_module(f"dask_eindecomp.{name}") for name in names}
+        self.sources = {name: inspect.getsource(module) for name, module in self.modules.items()}
+        self.sample, self.seed = sample, seed
+        self.enough = False
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Properties are tried on fewer examples."""
+        for item in items:
+            test = getattr(item, "obj", None)
+            own = getattr(test, "_hypothesis_internal_use_settings", None)
+            if own is not None:
+                fewer = settings(own, max_examples=min(own.max_examples, EXAMPLES))
+                test._hypothesis_internal_use_settings = fewer
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Plant the faults."""
+        if session.testsfailed:
+            raise session.Interrupted("expected every test file to be importable")
+        tests = self.passing(session.items)
+        print(f"{len(tests)} tests, {sum(test.seconds for test in tests):.0f} s", flush=True)
+        shares = [self.share(name, tests) for name in self.modules]
+        self.enough = min(shares) >= WANTED
+        return True
+
+    def passing(self, items: list[pytest.Item]) -> list[Test]:
+        """What each test takes and reaches, quickest first."""
+        with tempfile.NamedTemporaryFile("r") as notes:
+            right = apart(lambda: self.note(items, Path(notes.name)))
+            rows = json.load(notes)
+        if not right:
+            raise SystemExit(f"{rows} fails as it is; expected every test to pass")
+        tests = []
+        for item, (seconds, reached) in zip(items, rows):
+            tests.append(Test(item, seconds, {name: {*map(tuple, spots)} for name, spots in reached.items()}))
+        return sorted(tests, key=lambda test: test.seconds)
+
+    def note(self, items: list[pytest.Item], notes: Path) -> bool:
+        """Whether all tests pass; writes down what they take and reach, or else the first that fails."""
+        for name, module in self.modules.items():
+            plant(module, compiled(Marked().visit(ast.parse(self.sources[name])), module))
+        rows = []
+        for item in items:
+            forget()
+            reached: dict[str, set[Spot]] = {name: set() for name in self.modules}
+            for name, module in self.modules.items():
+                vars(module)["REACHED"] = reached[name]
+            started = time.perf_counter()
+            if not passes(item):
+                notes.write_text(json.dumps(item.nodeid))
+                return False
+            seconds = time.perf_counter() - started
+            rows.append((seconds, {name: sorted(spots) for name, spots in reached.items()}))
+        notes.write_text(json.dumps(rows))
+        return True
+
+    def share(self, name: str, tests: list[Test]) -> float:
+        """The share of the faults in one file that are noticed."""
+        tree, lines, started = (
+            ast.parse(self.sources[name]),
+            self.sources[name].splitlines(),
+            time.monotonic(),
+        )
+        every = list(faults(tree))
+        count = min(len(every), self.sample or len(every))
+        missed = 0
+        for number in sorted(random.Random(self.seed).sample(range(len(every)), count)):
+            fault = every[number]
+            if self.survives(name, tree, fault, tests):
+                missed += 1
+                before, after = (ast.unparse(one).partition("\n")[0] for one in (fault.before, fault.after))
+                line = lines[fault.line - 1].strip()
+                print(f"{name}.py:{fault.line}: {before} -> {after}    in: {line}", flush=True)
+        share, minutes = 1 - missed / count, (time.monotonic() - started) / 60
+        print(
+            f"{name}: {count - missed} of {count} noticed, {share:.1%} ({len(every)} in all, {minutes:.1f} min)",
+            flush=True,
+        )
+        return share
+
+    def survives(self, name: str, tree: ast.Module, fault: Fault, tests: list[Test]) -> bool:
+        """Whether no test notices a fault."""
+        module = self.modules[name]
+        fault.put(fault.after)
+        code = compiled(tree, module)
+        fault.put(fault.before)
+        concerned = [test for test in tests if fault.spot is None or fault.spot in test.reached[name]]
+
+        def unnoticed() -> bool:
+            plant(module, code)
+            forget()
+            return all(passes(test.item, test.limit) for test in concerned)
+
+        return apart(unnoticed)
+
+
+def passes(item: pytest.Item, seconds: int = 0) -> bool:
+    """Whether a test passes; ends the process where it takes longer than so many seconds."""
+    signal.alarm(seconds)
+    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
+
+
+def apart(work: Callable[[], bool]) -> bool:
+    """Whether work is done and gives true, in a forked process."""
     child = os.fork()
     if child == 0:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
-        signal.alarm(SECONDS)
-        os._exit(run(module, tree, tests))
-    _, status = os.waitpid(child, 0)
-    return status != 0
-
-
-def run(module: Any, tree: ast.Module | None, tests: list[str]) -> int:
-    """Exit status of the tests; a module that cannot even be made has failed."""
-    import pytest
-
-    try:
-        if tree is not None:
-            planted(module, tree)
-    except BaseException:
-        return 1
-    root = os.path.dirname(__file__)
-    files = [module.__file__, *(os.path.join(root, test) for test in tests)]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--doctest-modules", "--no-header"]
-    return int(pytest.main([*options, *files], plugins=[QuickFirst()]))
-
-
-class QuickFirst:
-    """A pytest plugin: tests of examples come before those that draw them."""
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Bring the tests into that order."""
-        items.sort(key=lambda item: hasattr(getattr(item, "function", None), "hypothesis"))
-
-
-def planted(module: Any, tree: ast.Module) -> None:
-    """Give a module's functions the code of a tree; whoever has imported them has them."""
-    fresh: dict[str, Any] = dict(vars(module))
-    exec(compile(tree, module.__file__, "exec"), fresh)
-    for name, value in fresh.items():
-        old = vars(module).get(name)
-        if getattr(value, "__module__", None) != module.__name__ or value is old:
-            continue
-        if inspect.isclass(value):
-            for member in vars(value):
-                replaced(inspect.getattr_static(old, member), inspect.getattr_static(value, member))
-        else:
-            replaced(old, value)
-
-
-def replaced(old: Any, new: Any) -> None:
-    """Give a function the code and defaults of another; what was remembered of it is forgotten."""
-    if hasattr(old, "cache_clear"):
-        old.cache_clear()
-    for attribute in ("__wrapped__", "__func__", "fget"):
-        old, new = getattr(old, attribute, old), getattr(new, attribute, new)
-    if inspect.isfunction(old) and old.__code__.co_filename == new.__code__.co_filename:
-        old.__code__, old.__defaults__, old.__kwdefaults__ = (
-            new.__code__, new.__defaults__, new.__kwdefaults__,
-        )  # fmt: skip
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        try:
+            os._exit(0 if work() else 1)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def main() -> int:
-    """Plant faults and say which were not noticed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", nargs="+", choices=TESTS, default=[*TESTS])
-    parser.add_argument("--sample", type=int, help="so many of each file (default: all)")
+    """Plant faults and say which no test noticed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", nargs="+", choices=FILES, default=FILES)
+    parser.add_argument("--sample", type=int, help="so many faults of each file; default: all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    os.environ["CI"] = "true"  # the same examples each time
-    from hypothesis import settings
-
-    importlib.import_module("tests.conftest")
-
-    # fewer of them: what a property notices it mostly notices at once
-    settings.register_profile("mutants", settings.get_profile("ci"), max_examples=15)
-    settings.load_profile("mutants")
-    below = False
-    for name in options.files:
-        module = importlib.import_module(f"dask_eindecomp.{name}")
-        for test in TESTS[name]:
-            importlib.import_module(f"tests.{test.removesuffix('.py')}")
-        tree = ast.parse(inspect.getsource(module))
-        if noticed(module, tree, TESTS[name]):
-            raise SystemExit(f"the tests of {name} fail as it is; expected them to pass")
-        numbers = list(range(len([*spots(tree)])))
-        total = len(numbers)
-        if options.sample is not None and options.sample < total:
-            numbers = sorted(random.Random(options.seed).sample(numbers, options.sample))
-        killed = 0
-        for number in numbers:
-            faulty, line, before, after = mutant(tree, number)
-            if noticed(module, faulty, TESTS[name]):
-                killed += 1
-            else:
-                print(f"{name}.py:{line}: {before}  ->  {after}", flush=True)
-        share = killed / len(numbers)
-        below |= share < WANTED
-        print(f"{name}: {killed} of {len(numbers)} noticed, {share:.0%} ({total} in all)", flush=True)
-    return int(below)
+    # a property that fails need not be made small
+    settings.register_profile(
+        "mutants", deadline=None, derandomize=True, database=None, max_examples=EXAMPLES,
+        phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    os.environ["HYPOTHESIS_PROFILE"] = "mutants"
+    trial = Trial(options.files, options.sample, options.seed)
+    here = Path(__file__).parent
+    paths = [
+        *(module.__file__ for module in trial.modules.values()),
+        *(here / f"test_{name}.py" for name in TESTS),
+    ]
+    quiet = [
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        "-o",
+        "timeout=0",
+        "--doctest-modules",
+        "-s",
+        "--disable-warnings",
+        "-qq",
+    ]
+    status = pytest.main([*quiet, f"--rootdir={here.parent}", *map(str, paths)], plugins=[trial])
+    return int(status != pytest.ExitCode.OK or not trial.enough)
 
 
 if __name__ == "__main__":
