@@ -214,6 +214,10 @@ def test_blocks_that_are_only_merged_need_no_slices_and_travel_whole() -> None:
 def test_a_worker_with_several_tiles_keeps_those_that_line_up() -> None:
     assert stays(grid((8, 8), (8, 1)), grid((8, 8), (4, 1)), workers=4) == 64
     assert stays(grid((8, 8), (8, 1)), grid((8, 8), (1, 8)), workers=1) == 64
+    assert stays(((5, 3),), ((3, 5),), workers=1) == 8
+    assert stays(grid((8, 8), (8, 1)), grid((8, 8), (8, 1)), workers=4) == 64
+    # rows to columns, two of eight a worker: two by two elements meet
+    assert stays(grid((8, 8), (8, 1)), grid((8, 8), (1, 8)), workers=4) == 16
 
 
 def test_grids_of_equal_parts_but_other_boundaries_still_move() -> None:
@@ -393,6 +397,38 @@ def test_partial_results_of_more_than_a_host_cross() -> None:
     assert (moved.nbytes, moved.crossing) == (7 * 256 * 8, 4 * 256 * 8)
 
 
+def test_nothing_crosses_on_one_host() -> None:
+    parts, rows, columns = {"i": 2, "j": 8, "k": 1}, grid((16, 16), (8, 1)), grid((16, 16), (1, 8))
+    for moved in (
+        join_traffic(MATMUL, CUBE, parts, (8, 8), workers=4),
+        aggregate_traffic(MATMUL, CUBE, parts, 8, workers=4),
+        repartition_traffic(rows, columns, 8, workers=4),
+        delivery_traffic(rows, columns, 8, workers=4),
+        making_traffic(rows, columns, 8, workers=4),
+        given_traffic(rows, None, columns, 8, workers=4),
+    ):
+        assert moved.nbytes > 0
+        assert moved.crossing == 0
+
+
+def test_of_blocks_on_one_worker_only_those_tiles_cross_that_are_dealt_to_another_host() -> None:
+    moved = given_traffic(((6, 4, 4, 2),), (0, 0, 0, 0), ((6, 4, 4, 2),), 8, workers=4, hosts=2)
+    assert (moved.nbytes, moved.crossing) == (10 * 8, 6 * 8)
+
+
+@given(st.data())
+def test_with_a_host_a_worker_all_that_is_given_and_travels_crosses(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=2)))
+    produced, consumed = (data.draw(strategies.chunks(shape, zeros=False)) for _ in range(2))
+    workers = data.draw(st.integers(2, 6))
+    copies = data.draw(st.integers(1, workers))
+    moved = given_traffic(produced, None, consumed, 8, workers, hosts=workers, copies=copies)
+    assert moved.crossing == moved.nbytes
+    # one copy more than tiles can be taken
+    moved = given_traffic(((4,),), None, ((1, 2, 1),), 1, workers=6, hosts=6, copies=4)
+    assert moved.crossing == moved.nbytes == 1
+
+
 def test_rows_to_columns_crosses_by_the_share_of_the_other_hosts() -> None:
     rows, columns = grid((16, 16), (8, 1)), grid((16, 16), (1, 8))
     moved = repartition_traffic(rows, columns, itemsize=1, workers=8, hosts=2)
@@ -410,6 +446,19 @@ def test_too_many_tiles_to_deal_out_one_by_one_are_priced_at_the_best_overlap(
     assert moved == repartition_traffic(rows, columns, 2, workers=16)
 
 
+@pytest.mark.parametrize(("blocks", "workers", "most"), [(4, 4, 16), (8, 4, 64), (4, 8, 32)])
+def test_tiles_are_dealt_out_where_there_are_just_few_enough(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, workers: int, most: int
+) -> None:
+    chunks = grid((16,), (blocks,))
+    monkeypatch.setattr(cost, "DEALT_OUT", most)
+    given_traffic.cache_clear()
+    assert given_traffic(chunks, (0,) * blocks, chunks, 1, workers=workers).nbytes > 0
+    monkeypatch.setattr(cost, "DEALT_OUT", most - 1)
+    given_traffic.cache_clear()
+    assert given_traffic(chunks, (0,) * blocks, chunks, 1, workers=workers).nbytes == 0
+
+
 # Several tiles a worker, several copies of a tile
 
 
@@ -422,6 +471,8 @@ def test_tiles_of_one_worker_stand_together_where_that_ships_least() -> None:
     assert tall == {"i": 1, "j": 1, "k": 1, "l": 4}  # the small operand is copied, the large one stays
     parts = {"i": 4, "j": 2, "k": 2, "l": 1}
     assert bundles(KHATRI_RAO, extents, parts, sizes, 8, workers=4) == {"i": 4, "j": 1, "k": 1, "l": 1}
+    two = bundles(MATMUL, {"i": 64, "j": 8, "k": 8}, {"i": 4, "j": 1, "k": 2}, (8, 8), 8, workers=4)
+    assert two == {"i": 1, "j": 1, "k": 2}
     # what is read of given tensors counts too: here the large one lies cut along i
     lies = bundles(KHATRI_RAO, extents, parts, sizes, 8, 4, lambda between: 10**9 * (between["i"] != 4))
     assert lies == {"i": 1, "j": 2, "k": 2, "l": 1}
@@ -475,6 +526,40 @@ def test_partial_results_of_one_worker_are_added_up_before_they_are_sent() -> No
     assert (scattered.tasks, together.tasks) == (1, 1 + 4)
 
 
+@pytest.mark.parametrize(
+    ("workers", "bundled", "tasks"), [(4, 1, 1), (4, 2, 1 + 4), (2, 4, 1 + 2), (2, 8, 1), (1, 8, 1)]
+)
+def test_a_worker_adds_up_what_it_has_of_a_tile_where_others_have_some_too(
+    workers: int, bundled: int, tasks: int
+) -> None:
+    parts, bundle = {"i": 1, "j": 8, "k": 1}, {"i": 1, "j": bundled, "k": 1}
+    assert aggregate_traffic(MATMUL, CUBE, parts, 8, workers, bundle=bundle).tasks == tasks
+
+
+@given(st.lists(st.fixed_dictionaries({label: st.integers(1, 8) for label in "ijk"}), min_size=1), st.data())
+def test_many_candidates_at_once_cost_what_each_does(
+    candidates: list[dict[str, int]], data: st.DataObject
+) -> None:
+    workers = data.draw(st.none() | st.integers(1, 9))
+    hosts = 1 if workers is None else data.draw(st.integers(1, workers))
+    bundled = [
+        {label: data.draw(st.integers(1, count)) for label, count in one.items()} for one in candidates
+    ]
+    parts, bundle = (
+        {label: np.array([one[label] for one in several], dtype=float) for label in "ijk"}
+        for several in (candidates, bundled)
+    )
+    joined = join_traffic(MATMUL, CUBE, parts, (4, 8), workers, hosts, bundle)
+    combined = aggregate_traffic(MATMUL, CUBE, parts, 8, workers, hosts, bundle)
+    for number, (one, tied) in enumerate(zip(candidates, bundled)):
+        for together, alone in (
+            (joined, join_traffic(MATMUL, CUBE, one, (4, 8), workers, hosts, tied)),
+            (combined, aggregate_traffic(MATMUL, CUBE, one, 8, workers, hosts, tied)),
+        ):
+            every = [np.broadcast_to(count, len(candidates))[number] for count in astuple(together)]
+            assert every == list(astuple(alone))
+
+
 def test_of_copies_each_worker_has_in_place_what_it_holds() -> None:
     rows, whole = grid((8, 8), (4, 1)), grid((8, 8), (1, 1))
     assert repartition_traffic(rows, whole, 1, workers=4).nbytes == 48
@@ -491,11 +576,14 @@ def test_blocks_made_on_demand_move_only_where_several_workers_want_a_part() -> 
     assert making_traffic(rows, rows, 1, workers=4).nbytes == 0
     assert making_traffic(rows, grid((8, 8), (2, 1)), 1, workers=4).nbytes == 0
     assert making_traffic(rows, columns, 1, workers=4).nbytes == 48
+    assert making_traffic(rows, columns, 1, workers=2).nbytes == 48
     assert making_traffic(rows, columns, 1, workers=1).nbytes == 0
 
 
 def test_too_many_blocks_of_tiles_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, extents = {"i": 4, "j": 1, "k": 4}, {"i": 64, "j": 8, "k": 8}
+    assert bundles(MATMUL, extents, parts, (8, 8), 8, workers=4) == {"i": 1, "j": 1, "k": 4}
+    monkeypatch.setattr(cost, "MOST_BUNDLES", 3)
     assert bundles(MATMUL, extents, parts, (8, 8), 8, workers=4) == {"i": 1, "j": 1, "k": 4}
     monkeypatch.setattr(cost, "MOST_BUNDLES", 2)
     assert bundles(MATMUL, extents, parts, (8, 8), 8, workers=4) == {"i": 1, "j": 1, "k": 1}
