@@ -416,19 +416,6 @@ def test_of_blocks_on_one_worker_only_those_tiles_cross_that_are_dealt_to_anothe
     assert (moved.nbytes, moved.crossing) == (10 * 8, 6 * 8)
 
 
-@given(st.data())
-def test_with_a_host_a_worker_all_that_is_given_and_travels_crosses(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=2)))
-    produced, consumed = (data.draw(strategies.chunks(shape, zeros=False)) for _ in range(2))
-    workers = data.draw(st.integers(2, 6))
-    copies = data.draw(st.integers(1, workers))
-    moved = given_traffic(produced, None, consumed, 8, workers, hosts=workers, copies=copies)
-    assert moved.crossing == moved.nbytes
-    # one copy more than tiles can be taken
-    moved = given_traffic(((4,),), None, ((1, 2, 1),), 1, workers=6, hosts=6, copies=4)
-    assert moved.crossing == moved.nbytes == 1
-
-
 def test_rows_to_columns_crosses_by_the_share_of_the_other_hosts() -> None:
     rows, columns = grid((16, 16), (8, 1)), grid((16, 16), (1, 8))
     moved = repartition_traffic(rows, columns, itemsize=1, workers=8, hosts=2)
